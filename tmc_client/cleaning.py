@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tmc_client.local.engines import Source, engine_of
 from tmc_client.producing.producer import duration
-from tmc_client.tables import inbox, inbox_order, ledger, ledger_info
+from tmc_client.tables import inbox, inbox_horizon, inbox_order, ledger, ledger_info, raise_if_lacking
 
 if TYPE_CHECKING:
     from tmc_client.center import Center
@@ -43,17 +43,39 @@ def clean_inbox(engine: Source, older_than: timedelta) -> int:
     """Delete rows of effects that happened longer ago than `older_than`, at least a week. Returns: how many.
 
     Keep them for longer than the center keeps messages: a copy that comes after its row is gone has a second effect.
-    engine: or a function that returns a new connection of a driver. Raises ValueError for an age at which copies still come.
+    Records how far it went, so that a reconciliation does not miss these effects.
+    engine: or a function that returns a new connection of a driver. Raises ValueError for an age at which copies still come;
+    InvalidRequest: a table is missing.
     """
     before_ms = _before_ms(older_than, "the inbox", "a copy that comes later has a second effect")
     engine = engine_of(engine, "tmc.clean_inbox()")
     with engine.connect() as connection:
         subscribers = connection.execute(sa.select(inbox.c.subscriber).distinct()).scalars().all()
+    for subscriber in subscribers:  # before the first delete: nobody may see a row as missing
+        _move_horizon(engine, subscriber, before_ms)
     removed = delete_pages(engine.begin, inbox_order.c.line, inbox_order.c.changed_ms < before_ms, walks=True)
     for subscriber in subscribers:
         old, of = inbox.c.received_ms < before_ms, [inbox.c.subscriber == subscriber]
         removed += delete_pages(engine.begin, inbox.c.message_id, old, of=of, walks=True)
     return removed
+
+
+def _move_horizon(engine: sa.Engine, subscriber: str, before_ms: int) -> None:
+    """Two that clean at the same time may both insert the first row: the second one finds it then."""
+    mine = inbox_horizon.c.subscriber == subscriber
+    move = inbox_horizon.update().where(mine, inbox_horizon.c.horizon_ms < before_ms).values(horizon_ms=before_ms)
+    try:
+        with engine.begin() as connection:
+            if connection.execute(sa.select(inbox_horizon.c.horizon_ms).where(mine)).one_or_none() is None:
+                connection.execute(inbox_horizon.insert().values(subscriber=subscriber, horizon_ms=before_ms))
+                return
+            connection.execute(move)
+    except sa.exc.IntegrityError:
+        with engine.begin() as connection:
+            connection.execute(move)
+    except sa.exc.SQLAlchemyError as exc:
+        raise_if_lacking(exc, engine, inbox_horizon)
+        raise
 
 
 def delete_pages(

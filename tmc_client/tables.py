@@ -55,6 +55,13 @@ inbox = sa.Table(
     sa.Column("received_ms", sa.BigInteger, nullable=False),
 )
 
+inbox_horizon = sa.Table(
+    "tmc_inbox_horizon",
+    metadata,
+    sa.Column("subscriber", _text(160), primary_key=True),
+    # Rows of its effects before this, milliseconds since the epoch, may have been cleaned away.
+    sa.Column("horizon_ms", sa.BigInteger, nullable=False),
+)
 
 # The last message of each order key that had its effect. Written beside the inbox row, for copies that have a sequence.
 inbox_order = sa.Table(
@@ -125,8 +132,8 @@ def lacking(connection: sa.Connection, *wanted: sa.Table) -> str:
 
 INEXACT = sa.text(
     "SELECT table_name, column_name, collation_name FROM information_schema.columns WHERE table_schema = DATABASE()"
-    " AND table_name IN ('tmc_ledger', 'tmc_inbox', 'tmc_inbox_order', 'tmc_outbox') AND collation_name IS NOT NULL"
-    " AND RIGHT(collation_name, 4) <> '_bin' ORDER BY table_name, ordinal_position"
+    " AND table_name IN ('tmc_ledger', 'tmc_inbox', 'tmc_inbox_horizon', 'tmc_inbox_order', 'tmc_outbox')"
+    " AND collation_name IS NOT NULL AND RIGHT(collation_name, 4) <> '_bin' ORDER BY table_name, ordinal_position"
 )
 """Columns of our tables that MariaDB or MySQL compare without regard to case or accents."""
 

@@ -23,12 +23,14 @@ from tmc_pipeline.session import SLICE, rows_at_a_time
 from tmc_pipeline.settings import BODY_BYTES
 from tmc_server.config import StoreConfig
 from tmc_server.domain.ids import first_number
+from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import SHARDS
 
 SCHEMA = "0001"  # the revision whose columns are read here; newer ones only add
 
 _SAMPLES = 50  # sampled rows per slice: its size is then accurate to about a seventh
 
+LISTED_AT_MOST = 20_000  # numbers that are asked for one by one; more of them are read as a range
 _LISTED = 1_000  # numbers of one query
 _NO_END = (1 << 63) - 1
 
@@ -36,7 +38,12 @@ _NO_END = (1 << 63) - 1
 _BRIEF = StructType([StructField("c", ArrayType(brief(CONSUMPTION))), StructField("a", ArrayType(brief(ATTEMPT)))])
 # The shard is a column of the query and no literal of the plan: so all shards share one piece of generated code.
 _READ = ", ".join(
-    ["shard smallint", *[f"{each.name} {each.dataType.simpleString()}" for each in STORED.fields], "belongings string"]
+    [
+        "shard smallint",
+        *[f"{each.name} {each.dataType.simpleString()}" for each in STORED.fields],
+        "live smallint",
+        "belongings string",
+    ]
 )
 
 
@@ -53,13 +60,16 @@ class Life:
 class Names:
     """The catalog as people know it, by number. subscriptions: (topic name, subscriber as app.tag, removed).
 
-    lives: of subscriptions: number of the topic, and from when to when they are in effect.
+    lives: of subscriptions: number of the topic, and from when to when they are in effect.  ordered: topics with order keys.
+    in_order: subscriptions whose deliveries all have their place in an order key: its order was never switched off.
     """
 
     topics: Mapping[int, str]
     apps: Mapping[int, str]
     subscriptions: Mapping[int, tuple[str, str, bool]]
     lives: Mapping[int, Life]
+    ordered: frozenset[int] = frozenset()
+    in_order: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +77,18 @@ class MessageRange:
     """Which messages are read: those prepared in [from_ms, to_ms), and those in `numbers` (by shard), whatever their age.
 
     Numbers begin with the time, so both are ranges of the primary key: nothing else is looked at.
+    lows: by shard: a lower number from which on all are read.
     """
 
     from_ms: int = 0
     to_ms: int | None = None
     numbers: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    lows: Mapping[int, int] = field(default_factory=dict)
 
-    @property
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self, shard: int) -> tuple[int, int]:
         """The range of numbers, the end excluded."""
-        return first_number(self.from_ms), _NO_END if self.to_ms is None else first_number(self.to_ms)
+        low = min(first_number(self.from_ms), self.lows.get(shard, _NO_END))
+        return low, _NO_END if self.to_ms is None else first_number(self.to_ms)
 
     @property
     def listed(self) -> int:
@@ -85,7 +97,7 @@ class MessageRange:
 
     def beyond(self, shard: int) -> list[int]:
         """Numbers of that shard outside the range."""
-        low, high = self.bounds
+        low, high = self.bounds(shard)
         return sorted({each for each in self.numbers.get(shard, ()) if not low <= each < high})
 
 
@@ -158,17 +170,30 @@ class CenterTables:
         """Return the names, as of the first use."""
         place = self._databases.catalog
         apps = self._rows(place, "(SELECT app_no, id FROM tmc_app) q", "app_no INT, id STRING")
-        topics = self._rows(place, "(SELECT topic_no, name FROM tmc_topic) q", "topic_no INT, name STRING")
+        topics = self._rows(
+            place, "(SELECT topic_no, name, ordered FROM tmc_topic) q", "topic_no INT, name STRING, ordered SMALLINT"
+        )
         subscribed = self._rows(
             place,
-            "(SELECT subscription_no, topic_no, app_no, tag, effective_ms, removed_ms FROM tmc_subscription) q",
-            "subscription_no INT, topic_no INT, app_no INT, tag STRING, effective_ms BIGINT, removed_ms BIGINT",
+            "(SELECT subscription_no, topic_no, app_no, tag, effective_ms, removed_ms, order_mode FROM tmc_subscription) q",
+            "subscription_no INT, topic_no INT, app_no INT, tag STRING, effective_ms BIGINT, removed_ms BIGINT,"
+            " order_mode SMALLINT",
         )
         by_topic = {row.topic_no: row.name for row in topics}
         by_app = {row.app_no: row.id for row in apps}
+        ordered = frozenset(row.topic_no for row in topics if row.ordered)
+        changed = self._order_changed() if ordered else set()
         return Names(
             topics=by_topic,
             apps=by_app,
+            ordered=ordered,
+            in_order=frozenset(
+                row.subscription_no
+                for row in subscribed
+                if row.topic_no in ordered
+                and row.order_mode != OrderMode.OFF
+                and (by_topic[row.topic_no], by_app.get(row.app_no, ""), row.tag) not in changed
+            ),
             lives={
                 row.subscription_no: Life(topic_no=row.topic_no, from_ms=row.effective_ms, to_ms=row.removed_ms)
                 for row in subscribed
@@ -210,6 +235,27 @@ class CenterTables:
         query = "(SELECT DISTINCT run FROM tmc_retention WHERE run <> '') q"
         return {str(row.run) for place in self._databases.each for row in self._rows(place, query, "run STRING")}
 
+    def _order_changed(self) -> set[tuple[str, ...]]:
+        """Topic, app and tag of subscriptions whose order was changed at any time, from the audit trail."""
+        query = (
+            "SELECT subject FROM tmc_audit WHERE action = 'register subscription' AND change_text LIKE '%order_mode: %'"
+        )
+        return {tuple(row.subject.split(" ")) for row in self.from_catalog(query, "subject STRING")}
+
+    def from_catalog(self, query: str, schema: str) -> Sequence[Any]:
+        """Return the rows of a query of the catalog's database. schema: name TYPE, name TYPE, ..."""
+        return self._rows(self._databases.catalog, f"({query}) q", schema)
+
+    def from_each(self, query: str, schema: str) -> DataFrame:
+        """Return the rows of a query of every database, unread."""
+        frames = [
+            self._spark.read.format("jdbc")
+            .options(**place.options(self._fetch), dbtable=f"({query}) q", customSchema=schema)
+            .load()
+            for place in self._databases.each
+        ]
+        return reduce(DataFrame.unionByName, frames)
+
     def horizon_ms(self) -> int:
         """Messages closed earlier may have been removed by the retention duty."""
         query = "(SELECT MAX(horizon_ms) AS horizon FROM tmc_retention) q"
@@ -219,7 +265,7 @@ class CenterTables:
     def messages(
         self, among: MessageRange = EVERYTHING, changed_since_ms: int = 0, body: bool = True, attempts: bool = True
     ) -> DataFrame:
-        """One row per message: MESSAGE of frames.py. No order.
+        """One row per message: MESSAGE of frames.py, and live smallint, null: its key is free. No order.
 
         changed_since_ms: omit messages decided and closed earlier.  body, attempts: False gives null bodies, or no attempts,
         and does not read them.
@@ -242,7 +288,7 @@ class CenterTables:
         ) as pool:  # each asks its database for the columns before anything is read
             parts = list(pool.map(opened, wanted))
         if not parts:
-            return self._spark.createDataFrame([], MESSAGE)
+            return self._spark.createDataFrame([], MESSAGE).withColumn("live", f.lit(None).cast("smallint"))
         stored = reduce(DataFrame.unionByName, parts)
         # A task costs more than a few rows. Twice as many as their number asks for: neighbors may be large.
         rows = sum(span.rows for span in spans.values()) + among.listed
@@ -251,7 +297,7 @@ class CenterTables:
     def _predicates(self, among: MessageRange, shard: int, span: Span) -> list[str]:
         """One per task; no row matches two."""
         beyond = among.beyond(shard)
-        slices = span.slices(self._slice, among.bounds) if span.rows else []
+        slices = span.slices(self._slice, among.bounds(shard)) if span.rows else []
         lists = [beyond[start : start + _LISTED] for start in range(0, len(beyond), _LISTED)]
         return [f"id >= {low} AND id < {high}" for low, high in slices] + [
             f"id IN ({', '.join(map(str, each))})" for each in lists
@@ -311,7 +357,7 @@ def in_range(shard: int, among: MessageRange) -> str:
     """Table and condition of a query over the range, without its listed numbers."""
     if not among.from_ms and among.to_ms is None:  # no range: then the database reads its smallest index and no rows
         return f"tmc_message_{shard:02d} WHERE 1 = 1"
-    low, high = among.bounds
+    low, high = among.bounds(shard)
     return f"tmc_message_{shard:02d} WHERE id >= {low} AND id < {high}"
 
 
@@ -328,7 +374,7 @@ def messages_of(place: Database, shard: int, since_ms: int, body: bool = True, a
         late = f"EXISTS (SELECT 1 FROM {consumption} l WHERE l.message_id = m.id AND {later})"
         conditions.append(f"(m.decided_ms IS NULL OR m.decided_ms >= {int(since_ms)} OR {late})")
     return (
-        f"(SELECT {shard} AS shard, {', '.join(wanted)}, {belongings} AS belongings "
+        f"(SELECT {shard} AS shard, {', '.join(wanted)}, m.live, {belongings} AS belongings "
         f"FROM tmc_message_{shard:02d} m WHERE {' AND '.join(conditions)}) q"
     )
 
@@ -343,6 +389,7 @@ def _parsed(stored: DataFrame) -> DataFrame:
     # In one step, which parses once: two would copy every row with its body once more.
     return stored.select(
         *names(MESSAGE, but=("consumptions", "attempts")),
+        "live",
         f.coalesce(belongings["c"].cast(CONSUMPTIONS), none.cast(CONSUMPTIONS)).alias("consumptions"),
         f.coalesce(belongings["a"].cast(ATTEMPTS), none.cast(ATTEMPTS)).alias("attempts"),
     )

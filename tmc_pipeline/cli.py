@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tmc_pipeline.archive.contents import Archive
     from tmc_pipeline.archive.rewriting import Rewriting
     from tmc_pipeline.center import CenterTables
+    from tmc_pipeline.reconcile.accepted import Acceptances
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -373,13 +375,57 @@ def reconcile(
         ).run(settings.producers, settings.consumers, from_ms, to_ms)
         for verdict, count in summary.verdicts.items():
             job.figures.set("messages", "messages of the last reconciliation", count, verdict=verdict)
-            typer.echo(f"{verdict:18}{count:12}")
+            typer.echo(f"{verdict:24}{count:12}")
         for each in summary.relations:
             numbers = " ".join(f"{name}={each[name]}" for name in ("committed", "consumed", "unconfirmed", "open"))
             typer.echo(f"{'ok ' if each['holds'] else 'BAD'} {each['topic']} -> {each['subscriber']}: {numbers}")
         typer.echo(f"details: {summary.path}")
     if not summary.consistent:
         raise typer.Exit(1)
+
+
+@app.command()
+def accept(
+    config: ConfigFile,
+    reason: Annotated[str, typer.Option(help="why it is closed; kept with who and when")],
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="message ids of discrepancies of the last reconciliation")
+    ] = None,
+    verdict: Annotated[str, typer.Option(help="only this verdict; without ids, all messages that have it: lost")] = "",
+    days: Annotated[int, typer.Option(min=1, max=3650, help="after so many days it is reported again")] = 90,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="report these messages again at once")] = False,
+    master: Master = "",
+) -> None:
+    """Close discrepancies that somebody has looked at: reconciliations count them apart until this expires."""
+    with _refusals("accept"):
+        if not ids and (withdraw or not verdict):
+            raise CannotRun("Say which: message ids, or --verdict.")
+    with _job("accept", config, master, "") as job:
+        acceptances = _acceptances(job)
+        now_ms = time.time_ns() // 1_000_000
+        if withdraw:
+            made = acceptances.withdraw(ids or [], reason, now_ms)
+            typer.echo(f"{len(made)} are reported again")
+        else:
+            run, made = acceptances.accept(ids or [], verdict, reason, days, now_ms)
+            typer.echo(f"{len(made)} of run {run} are closed for {days} days")
+        for each in made:
+            typer.echo(f"{each.message_id} {each.subscriber or '-'}: {each.verdict}")
+
+
+@app.command()
+def accepted(config: ConfigFile, master: Master = "") -> None:
+    """List the discrepancies that are closed, one JSON line each."""
+    with _job("accepted", config, master, "") as job:
+        for each in _acceptances(job).valid(time.time_ns() // 1_000_000):
+            typer.echo(json.dumps(asdict(each), ensure_ascii=False))
+
+
+def _acceptances(job: Job) -> Acceptances:
+    from tmc_pipeline.files import HadoopFolder
+    from tmc_pipeline.reconcile.accepted import Acceptances
+
+    return Acceptances(job.spark, HadoopFolder(job.spark, job.settings.reconcile.path))
 
 
 @app.command()

@@ -7,7 +7,7 @@ types depend on the first row, so every read states its column types. PostgreSQL
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -17,10 +17,12 @@ from sqlalchemy.exc import ArgumentError
 
 from tmc_common.clocks import CLOCK_MS
 from tmc_pipeline.errors import CannotRun
+from tmc_server.domain.ids import EPOCH_MS
 
 DRIVERS = {"mysql": "org.mariadb.jdbc.Driver", "postgresql": "org.postgresql.Driver", "sqlite": "org.sqlite.JDBC"}
 JARS = {"mysql": "mariadb-java-client.jar", "postgresql": "postgresql.jar", "sqlite": "sqlite-jdbc.jar"}
 _TLS = ("sslmode", "sslrootcert", "sslcert", "sslkey")  # as libpq and PostgreSQL's JDBC driver call them
+_DAY_MS = 86_400_000
 _LONGEST_JSON = 64 << 20  # bytes of one message's consumptions; the default of 1 MiB would silently truncate them
 
 
@@ -66,6 +68,41 @@ class Database:
         if self.family == "postgresql":
             return f"random() < {share:.9f}"
         return f"RAND() < {share:.9f}"
+
+    @property
+    def sums(self) -> bool:
+        """Return whether it can take message ids apart and hash rows by itself."""
+        return self.family != "sqlite"
+
+    def quoted(self, name: str) -> str:
+        """The name of a column."""
+        mark = "`" if self.family == "mysql" else '"'
+        return f"{mark}{name.replace(mark, mark * 2)}{mark}"
+
+    def number(self, column: str) -> str:
+        """An expression: the number at the end of a message id; 0 or NULL if there is none."""
+        if self.family == "postgresql":
+            return f"CAST(SUBSTRING(BTRIM(CAST({column} AS text)) FROM '-([0-8]?[0-9]{{1,18}})$') AS bigint)"
+        return f"CAST(SUBSTRING_INDEX(TRIM({column}), '-', -1) AS UNSIGNED)"
+
+    def is_id(self, column: str) -> str:
+        """A condition: it is a message id."""
+        pattern = "'^[0-9]+-[0-9]+-[0-9][0-9]-[0-9]+$'"
+        if self.family == "postgresql":
+            return f"BTRIM(CAST({column} AS text)) ~ {pattern}"
+        return f"TRIM({column}) REGEXP {pattern}"
+
+    def day(self, number: str) -> str:
+        """An expression: days since the epoch, when the message with this number was prepared."""
+        division = "/" if self.family == "postgresql" else "DIV"
+        return f"(({number} >> 22) + {EPOCH_MS}) {division} {_DAY_MS}"
+
+    def mark(self, columns: Sequence[str]) -> str:
+        """An expression: a number that stands for what these columns have, the same that reconcile/ledgers.marked makes."""
+        if self.family == "postgresql":
+            text = f"CONCAT_WS('|', {', '.join(columns)})"
+            return f"CAST(CAST('x' || SUBSTR(MD5({text}), 1, 7) AS bit(28)) AS bigint)"
+        return f"CRC32(CONVERT(CONCAT_WS('|', {', '.join(columns)}) USING utf8mb4))"
 
     @property
     def clock(self) -> str:

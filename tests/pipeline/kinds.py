@@ -6,11 +6,13 @@ topic 2 to c2 and c5, of topic 3 to c3 (tests/support/filled.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.support.filled import CONSUMERS, SUBSCRIPTIONS, TOPICS, FilledCenter
+from tmc_server.domain.ids import EPOCH_MS
 
+ORDERED = range(6)  # messages of an order key
 _AHEAD_MS = 400 * 86_400_000
 
 
@@ -66,6 +68,52 @@ class Planted:
             f" WHERE message_id = {self.number} LIMIT 1",
         )
 
+    def again(self, suffix: int = 1) -> None:
+        """One more message like it, with everybody's rows about it, as if the center had no key: a little later."""
+        number = self.number + suffix
+        for table, column in (("message", "id"), ("consumption", "message_id")):
+            with self.center.sql(self.center.database_of(self.shard)) as run:
+                name = f"tmc_{table}_{self.shard:02d}"
+                rows = run.exec_driver_sql(f"SELECT * FROM {name} WHERE {column} = {self.number}").mappings().all()
+                for row in rows:
+                    values = {**row, column: number, **({"live": None} if table == "message" else {})}
+                    marks = ", ".join(["%s"] * len(values))
+                    run.exec_driver_sql(
+                        f"INSERT INTO {name} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+                    )
+        public = self.id.replace(str(self.number), str(number))
+        self._copy_rows(self.producer, "tmc_ledger", public)
+        for _, consumer in self.subscriptions:
+            self._copy_rows(consumer, "tmc_inbox", public)
+
+    def _copy_rows(self, app: str, table: str, public: str) -> None:
+        with self.center.sql(self.center.ledger(app)) as run:
+            rows = run.exec_driver_sql(f"SELECT * FROM {table} WHERE message_id = '{self.id}'").mappings().all()
+            for row in rows:
+                values = {**row, "message_id": public}
+                marks = ", ".join(["%s"] * len(values))
+                run.exec_driver_sql(
+                    f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+                )
+
+    def unsubscribed_before(self) -> None:
+        """A delivery to a subscription that was removed a day before the submit, and its effect."""
+        number = 50 + self.topic
+        with self.center.sql() as run:
+            run.exec_driver_sql(
+                "INSERT IGNORE INTO tmc_subscription (subscription_no, topic_no, app_no, tag, kind, interval_ms, max_retry,"
+                f" cap_ms, effective_ms, removed_ms, live) VALUES ({number}, {self.topic}, 4, 'old', 1, 10000, 5, 60000, 0,"
+                f" {self.center.start_ms - 86_400_000}, NULL)"
+            )
+        self.add_delivery(number)
+
+    def note_attempt(self) -> None:
+        self.center.change(
+            self.shard,
+            "INSERT INTO tmc_attempt_{nn} (message_id, subscription_no, attempt, at_ms, incarnation, error)"
+            f" VALUES ({self.number}, {self.subscriptions[0][0]}, 1, {self.center.start_ms}, 1, 'forged')",
+        )
+
     def ledger(self, change: str) -> None:
         self._run(self.producer, f"UPDATE tmc_ledger SET {change} WHERE message_id = '{self.id}'")
 
@@ -107,11 +155,15 @@ class Planted:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """plant: does it.  archived: to a message that the archive has, and the hot tables too."""
+    """plant: does it.  archived: to a message that the archive has, and the hot tables too.
+
+    found: numbers that get the verdict, counted from that of the message.
+    """
 
     verdict: str
     plant: Callable[[Planted], None]
     archived: bool = False
+    found: tuple[int, ...] = (0,)
 
 
 def _all(*steps: Callable[[Planted], None]) -> Callable[[Planted], None]:
@@ -122,12 +174,51 @@ def _all(*steps: Callable[[Planted], None]) -> Callable[[Planted], None]:
     return plant
 
 
-def _kind(verdict: str, *steps: Callable[[Planted], None], archived: bool = False) -> Kind:
-    return Kind(verdict=verdict, plant=_all(*steps), archived=archived)
+def _kind(
+    verdict: str, *steps: Callable[[Planted], None], archived: bool = False, found: tuple[int, ...] = (0,)
+) -> Kind:
+    return Kind(verdict=verdict, plant=_all(*steps), archived=archived, found=found)
 
 
 _LATE = f"{1_790_000_000_000 + _AHEAD_MS}"
 _MICROSECONDS = "1790000000000000"
+
+_IMPOSSIBLE = {
+    "at no time": "NULL",
+    "in 1970": "1000",
+    "before its own number": "created_ms - 7200000",
+    "before it was prepared": "created_ms - 2000",
+    "next year": _LATE,
+}
+# What the archive has of a message, by column, and a change of it in the center's tables.
+CHANGED = {
+    "topic_no": ("identity differs", "topic_no = MOD(topic_no, 3) + 1"),
+    "producer_no": ("identity differs", "producer_no = MOD(producer_no, 3) + 1"),
+    "producer_tag": ("identity differs", "producer_tag = 'another'"),
+    "message_key": ("identity differs", "message_key = CONCAT('x', message_key)"),
+    "attempt_id": ("identity differs", "attempt_id = REVERSE(attempt_id)"),
+    "ledger_id": ("identity differs", "ledger_id = REVERSE(ledger_id)"),
+    "digest": ("body differs", "digest = REVERSE(digest)"),
+    "state": ("state differs", "state = 3, live = NULL"),
+    "content_type": ("body differs", "content_type = 'text/html'"),
+    "headers": ("body differs", """headers = '{"traceparent": "00-1-2-01"}'"""),
+    "body": ("body differs", "body = 'another'"),
+    "delay_ms": ("body differs", "delay_ms = 5"),
+    "created_ms": ("state differs", "created_ms = created_ms - 1"),
+    "decided_ms": ("state differs", "decided_ms = decided_ms + 1"),
+    "check_attempt": ("state differs", "check_attempt = 3"),
+    "check_answer": ("state differs", "check_answer = 'UNKNOWN'"),
+}
+CHANGED_DELIVERY = {
+    "subscription_no": ("ghost", "subscription_no = subscription_no + 60"),
+    "state": ("state differs", "state = 4"),
+    "attempt": ("state differs", "attempt = attempt + 1"),
+    "tried": ("state differs", "tried = tried + 1"),
+    "created_ms": ("state differs", "created_ms = created_ms + 1"),
+    "closed_ms": ("state differs", "closed_ms = closed_ms + 1"),
+    "tried_ms": ("state differs", "tried_ms = tried_ms + 1"),
+    "sequence": ("state differs", "sequence = 5"),
+}
 
 KINDS: dict[str, Kind] = {
     # -- lost ---------------------------------------------------------------------------------------------------------
@@ -268,6 +359,77 @@ KINDS: dict[str, Kind] = {
     "a state of a later version": _kind("unknown state", lambda m: m.message("state = 9"), lambda m: m.nobody_got_it()),
     "a delivery in a state of a later version": _kind("unknown state", lambda m: m.deliveries("state = 9", first=True)),
     "a ledger row in a state of a later version": _kind("unknown state", lambda m: m.ledger("state = 9")),
+    # -- impossible times, which excuse nothing -----------------------------------------------------------------------
+    **{
+        f"committed {when}, delivery and effect gone": _kind(
+            "lost", lambda m, at=at: m.message(f"decided_ms = {at}"), lambda m: m.nobody_got_it()
+        )
+        for when, at in _IMPOSSIBLE.items()
+    },
+    **{
+        f"committed {when}": _kind("state differs", lambda m, at=at: m.message(f"decided_ms = {at}"))
+        for when, at in _IMPOSSIBLE.items()
+    },
+    **{
+        f"rolled back by both {when}": _kind(
+            "state differs",
+            lambda m, at=at: m.message(f"state = 3, live = NULL, decided_ms = {at}"),
+            lambda m: m.ledger("state = 2"),
+            lambda m: m.nobody_got_it(),
+        )
+        for when, at in _IMPOSSIBLE.items()
+    },
+    "prepared in 1970": _kind("state differs", lambda m: m.message("created_ms = 0")),
+    "prepared days after its number": _kind(
+        "state differs", lambda m: m.message("created_ms = created_ms + 200000000")
+    ),
+    "undecided, with the time of a decision": _kind(
+        "state differs", lambda m: m.message("state = 1"), lambda m: m.nobody_got_it()
+    ),
+    "acked at no time": _kind("state differs", lambda m: m.deliveries("closed_ms = NULL", first=True)),
+    "acked in 1970": _kind("state differs", lambda m: m.deliveries("closed_ms = 1000", first=True)),
+    "acked before it was scheduled": _kind("state differs", lambda m: m.deliveries("closed_ms = created_ms - 5000")),
+    "acked in a year": _kind("state differs", lambda m: m.deliveries(f"closed_ms = {_LATE}", first=True)),
+    "scheduled, with the time of an ack": _kind(
+        "state differs", lambda m: m.deliveries("state = 1", first=True), lambda m: m.forget_inboxes(first=True)
+    ),
+    "scheduled before the submit": _kind("state differs", lambda m: m.deliveries("created_ms = created_ms - 60000")),
+    "cancelled by nobody, backdated": _kind(
+        "state differs", lambda m: m.deliveries("state = 4, created_ms = 0, closed_ms = 1", first=True)
+    ),
+    # -- what the center guarantees -----------------------------------------------------------------------------------
+    "one key committed twice": _kind("duplicate message", lambda m: m.again(), found=(1,)),
+    "one key committed three times": _kind(
+        "duplicate message", lambda m: m.again(), lambda m: m.again(2), found=(1, 2)
+    ),
+    "a key that is free, and should not be": _kind("duplicate message", lambda m: m.message("live = NULL")),
+    "archived, and committed again": _kind("duplicate message", lambda m: m.again(), archived=True, found=(1,)),
+    "acked to a subscription that was removed before": _kind("ghost", lambda m: m.unsubscribed_before()),
+    # -- notes under other names --------------------------------------------------------------------------------------
+    "an inbox row under another topic number": _kind(
+        "identity differs", lambda m: m.inbox(f"message_id = '{m.other}-{m.topic}-{m.shard:02d}-{m.number}'")
+    ),
+    "an inbox row under another producer number": _kind(
+        "identity differs", lambda m: m.inbox(f"message_id = '{m.topic}-{m.other}-{m.shard:02d}-{m.number}'")
+    ),
+    "a ledger row under another topic number": _kind(
+        "identity differs", lambda m: m.ledger(f"message_id = '{m.other}-{m.topic}-{m.shard:02d}-{m.number}'")
+    ),
+    "a ledger row under another producer number": _kind(
+        "identity differs", lambda m: m.ledger(f"message_id = '{m.topic}-{m.other}-{m.shard:02d}-{m.number}'")
+    ),
+    # -- every column that the archive has ----------------------------------------------------------------------------
+    **{
+        f"archived with another {column}": _kind(verdict, lambda m, to=to: m.message(to), archived=True)
+        for column, (verdict, to) in CHANGED.items()
+    },
+    **{
+        f"archived with another {column} of a delivery": _kind(
+            verdict, lambda m, to=to: m.deliveries(to, first=True), archived=True
+        )
+        for column, (verdict, to) in CHANGED_DELIVERY.items()
+    },
+    "archived without this failed attempt": _kind("state differs", lambda m: m.note_attempt(), archived=True),
 }
 
 
@@ -278,3 +440,66 @@ def _as_replay(message: Planted, original: str) -> None:
         f"CONCAT('0:', LENGTH(body), ':', body, content_type, CHAR(0), '13:tmc-replay-of{len(original)}:{original}')"
     )
     message.message(f"headers = '{headers}', message_key = 'replay.{original}', digest = UNHEX(SHA2({hashed}, 256))")
+
+
+# -- order keys: what is done to the messages of one, where the third is the planted one ------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderKind:
+    """plant: gets the messages of an order key in their order.  found: places of those that get the verdict."""
+
+    verdict: str
+    plant: Callable[[Sequence[Planted]], None]
+    found: tuple[int, ...] = (2,)
+
+
+def _sequence(message: Planted, of: Planted, add: int = 0) -> None:
+    message.deliveries(f"sequence = {sequence_of(of.number) + add}")
+
+
+def sequence_of(number: int) -> int:
+    """As the tests give it: the microsecond of the submit, five milliseconds after the Prepare."""
+    return ((number >> 22) + EPOCH_MS + 5) * 1000
+
+
+def _swap(line: Sequence[Planted]) -> None:
+    _sequence(line[2], of=line[3])
+    _sequence(line[3], of=line[2])
+
+
+def _inbox_sequence(line: Sequence[Planted], sequence: int) -> None:
+    """The inbox has the sequence of the last message now."""
+    last = line[-1]
+    with last.center.sql(last.center.ledger("c3")) as run:
+        run.exec_driver_sql(
+            f"UPDATE tmc_inbox_order SET sequence = {sequence} WHERE sequence = {sequence_of(last.number)}"
+        )
+
+
+ORDER_KINDS: dict[str, OrderKind] = {
+    "a sequence that was given before": OrderKind(
+        verdict="out of order", plant=lambda line: _sequence(line[2], of=line[1])
+    ),
+    "two sequences swapped": OrderKind(verdict="out of order", plant=_swap, found=(3,)),
+    "a sequence older than its submit": OrderKind(
+        verdict="out of order", plant=lambda line: _sequence(line[2], of=line[1], add=1)
+    ),
+    "no sequence": OrderKind(verdict="out of order", plant=lambda line: line[2].deliveries("sequence = NULL")),
+    "acked after its successor": OrderKind(
+        verdict="out of order", plant=lambda line: line[2].deliveries("closed_ms = closed_ms + 100000")
+    ),
+    "acked after all others": OrderKind(
+        verdict="out of order", plant=lambda line: line[0].deliveries("closed_ms = closed_ms + 500000"), found=(0,)
+    ),
+    "an inbox whose order went back": OrderKind(
+        verdict="out of order",
+        plant=lambda line: _inbox_sequence(line, sequence_of(line[1].number)),
+        found=(len(ORDERED) - 1,),
+    ),
+    "an inbox that is ahead of the center": OrderKind(
+        verdict="out of order",
+        plant=lambda line: _inbox_sequence(line, sequence_of(line[-1].number) + 1),
+        found=(len(ORDERED) - 1,),
+    ),
+}

@@ -62,6 +62,17 @@ class Jobs:
         return self.spark.read.parquet(f"{summary.path}/details.parquet").collect()
 
 
+def few_sources(
+    spark: SparkSession, center: FilledCenter, folder: Path, producers: Sequence[str], consumers: Sequence[str]
+) -> Jobs:
+    """Jobs that compare the notes of these apps only: each source makes the plans longer."""
+    named = {
+        name: [{"app": each, "url": center.server.url(center.ledger(each))} for each in apps]
+        for name, apps in (("producers", producers), ("consumers", consumers))
+    }
+    return Jobs(spark, center, folder, **named)
+
+
 def keys(rows: Sequence[Any]) -> list[str]:
     """Message keys in order."""
     return sorted(row.message_key for row in rows)

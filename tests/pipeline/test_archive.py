@@ -284,7 +284,7 @@ class TestWhatGoesIn:
         """Whatever is in them: it finds what is new, and what was open, by primary key."""
         center = filled(20_000, [7])
         now = Jobs(spark, center, folder).tables.now_ms()
-        low, high = MessageRange(from_ms=now - 3 * archiving.HOUR_MS).bounds
+        low, high = MessageRange(from_ms=now - 3 * archiving.HOUR_MS).bounds(0)
         query = messages_of(databases_of(StoreConfig.model_validate(center.store)).shards[7], 7, 0, body=True)
         for condition in (f"id >= {low} AND id < {high}", "id IN (5, 6, 7)"):
             statement = f"EXPLAIN SELECT * FROM {query} WHERE {condition}"

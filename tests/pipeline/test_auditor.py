@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.kinds import KINDS, Kind, Planted
+from tests.pipeline.kinds import CHANGED, CHANGED_DELIVERY, KINDS, ORDER_KINDS, Kind, Planted
 from tests.pipeline.running import Jobs
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
+from tmc_pipeline.frames import CONSUMPTION, MESSAGE
 from tmc_pipeline.reconcile.job import Summary
-from tmc_pipeline.reconcile.verdicts import AGREED, PENDING, VERDICTS
+from tmc_pipeline.reconcile.outlines import CONTENT, COURSE, IDENTITY
+from tmc_pipeline.reconcile.verdicts import AGREED, DISCREPANCIES, PENDING, VERDICTS
 
 SHARDS = tuple(range(32)) if LONG else (7, 15, 16, 31)  # each makes the plans longer
 REMOVED = range(8)  # shards whose hot tables lost what is archived
@@ -59,7 +61,7 @@ class Traffic:
         self._chosen.add((shard, number))
         self._summary = None
         kind.plant(Planted(center=self.center, shard=shard, number=number, topic=topic, key=key))
-        self.expected[f"{shard:02d}-{number}"] = kind.verdict
+        self.expected |= {f"{shard:02d}-{number + each}": kind.verdict for each in kind.found}
 
     def reconciled(self) -> Summary:
         """Of a run after the last plant."""
@@ -90,17 +92,25 @@ def test_honest_traffic_agrees(traffic: Traffic) -> None:
     assert summary.bad_clocks == 0
 
 
-def test_there_are_at_least_fifty_kinds_and_one_for_each_discrepancy() -> None:
-    assert len(KINDS) >= 50
-    assert {kind.verdict for kind in KINDS.values()} == set(VERDICTS) - {AGREED, PENDING}
+def test_there_are_at_least_a_hundred_and_twenty_kinds_and_one_for_each_discrepancy() -> None:
+    assert len(KINDS) + len(ORDER_KINDS) >= 120
+    assert {kind.verdict for kind in (*KINDS.values(), *ORDER_KINDS.values())} == set(DISCREPANCIES)
+
+
+def test_every_column_that_is_archived_has_a_kind() -> None:
+    """Whoever adds one says here what is wrong when it differs."""
+    assert set(CHANGED) == set(MESSAGE.names) - {"shard", "id", "consumptions", "attempts"}
+    assert set(CHANGED_DELIVERY) == set(CONSUMPTION.names)
+    assert set(IDENTITY) | set(CONTENT) | set(COURSE) == set(MESSAGE.names) - {"shard", "id"}
 
 
 def test_every_kind_is_found_with_its_verdict_and_nothing_else(traffic: Traffic) -> None:
     dice = random.Random(17)
     by_number: dict[str, str] = {}
     for name, kind in KINDS.items():
+        known = set(traffic.expected)
         traffic.plant(kind, dice)
-        by_number[list(traffic.expected)[-1]] = name
+        by_number |= dict.fromkeys(traffic.expected.keys() - known, name)
     summary = traffic.reconciled()
     found = traffic.found(summary)
     wrong = {

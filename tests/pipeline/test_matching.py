@@ -15,18 +15,16 @@ from pyspark.sql import functions as f
 from tests.support.filled import START_MS
 from tmc_pipeline.center import Life, Names
 from tmc_pipeline.reconcile.catalog import Catalog, catalog_of
+from tmc_pipeline.reconcile.claims import center_claims, noted_claims
 from tmc_pipeline.reconcile.matching import matched, with_keys
+from tmc_pipeline.reconcile.outlines import DELIVERY, noted_number, shard_and_number
 from tmc_pipeline.reconcile.verdicts import (
     AGREED,
     Audited,
     by_message,
-    center_claims,
     counted,
     judged,
     latest_possible_ms,
-    noted_claims,
-    noted_number,
-    shard_and_number,
 )
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS
@@ -37,10 +35,11 @@ NOW_MS = START_MS + 86_400_000
 FUTURE_MS = NOW_MS + 86_400_000
 SINCE_MS = START_MS + 50_000  # the notes of some begin here
 _OUTLINE = (
-    "shard smallint, id bigint, topic_no int, producer_no int, message_key string, attempt_id binary, state smallint,"
-    " decided_ms bigint, ledgered boolean, erased boolean, replay_of string, replay_to int, altered boolean,"
-    " content bigint, center_body string, at_ms bigint, deliveries array<struct<subscription_no: int, state: smallint,"
-    " created_ms: bigint, at_ms: bigint, expected: int>>"
+    "shard smallint, id bigint, topic_no int, producer_no int, producer_tag string, message_key string, attempt_id binary,"
+    " state smallint, created_ms bigint, decided_ms bigint, ledgered boolean, erased boolean, stored boolean, replay_of string,"
+    " replay_to int, order_key string, altered boolean, impossible boolean, unprotected boolean, content bigint,"
+    " identities bigint, contents bigint, courses bigint, center_body string, at_ms bigint,"
+    f" deliveries array<{DELIVERY.simpleString()}>"
 )
 _NOTED = (
     "message_id string, subscriber string, committed int, rolled_back int, unknown int, effects int, noted_app string,"
@@ -87,20 +86,36 @@ def honest(number: int, dice: random.Random) -> Records:
         "id": id_,
         "topic_no": topic,
         "producer_no": producer,
+        "producer_tag": "default",
         "message_key": key,
         "attempt_id": attempt,
         "state": int(M.COMMITTED if committed else M.ROLLED_BACK),
+        "created_ms": made_ms,
         "decided_ms": made_ms + 1,
         "ledgered": ledgered,
         "erased": False,
+        "stored": True,
         "replay_of": None,
         "replay_to": None,
+        "order_key": None,
         "altered": False,
-        "content": number,
+        "impossible": False,
+        "unprotected": False,
+        **dict.fromkeys(("content", "identities", "contents", "courses"), number),
         "center_body": sha,
         "at_ms": made_ms + 1,
         "deliveries": [
-            {"subscription_no": n, "state": int(C.ACKED), "created_ms": made_ms, "at_ms": made_ms + 5, "expected": 0}
+            {
+                "subscription_no": n,
+                "state": int(C.ACKED),
+                "created_ms": made_ms + 1,
+                "closed_ms": made_ms + 5,
+                "at_ms": made_ms + 5,
+                "sequence": None,
+                "retried": False,
+                "impossible": False,
+                "expected": 0,
+            }
             for n in due
         ],
     }
@@ -136,7 +151,12 @@ _ROW: Mapping[str, tuple[Any, ...]] = {
     "ledgered": (True, False),
     "erased": (True,),
     "altered": (True,),
+    "impossible": (True,),
+    "unprotected": (True,),
     "content": (-1, None),
+    "identities": (-1, None),
+    "contents": (-1, None),
+    "courses": (-1, None),
     "center_body": ("other", None),
     "at_ms": (FUTURE_MS, None),
     "topic_no": (1, 2, 8),
@@ -147,6 +167,7 @@ _DELIVERY: Mapping[str, tuple[Any, ...]] = {
     "subscription_no": (*SUBSCRIPTIONS, 99),
     "state": (*map(int, C), 77),
     "at_ms": (FUTURE_MS, None),
+    "impossible": (True,),
 }
 _NOTE: Mapping[str, tuple[Any, ...]] = {
     "message_id": ("1-1-07-5", None),
@@ -198,7 +219,7 @@ def disturbed(records: Records, dice: random.Random) -> Records:
 
 @pytest.fixture(scope="module")
 def catalog(spark: SparkSession) -> Catalog:
-    return catalog_of(spark, NAMES, Chain(manifests=()), AUDITED, NOTED_APPS)
+    return catalog_of(spark, NAMES, Chain(manifests=()), AUDITED, NOTED_APPS, {})
 
 
 def frames(spark: SparkSession, every: list[Records]) -> tuple[DataFrame, DataFrame]:
@@ -309,7 +330,7 @@ def test_live_subscriptions_get_the_bits_first(spark: SparkSession) -> None:
         subscriptions={n: ("order.paid", who, bool(end)) for n, (_, who, _, end) in subscribed.items()},
         lives={n: Life(topic_no=t, from_ms=a, to_ms=e) for n, (t, _, a, e) in subscribed.items()},
     )
-    many = catalog_of(spark, names, Chain(manifests=()), AUDITED, NOTED_APPS)
+    many = catalog_of(spark, names, Chain(manifests=()), AUDITED, NOTED_APPS, {})
     assert many.bits[1][0] == "coupons.a"
     assert len(many.bits[1]) == 62
     (row,) = many.topics.where("topic_no = 1").collect()

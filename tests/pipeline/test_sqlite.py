@@ -8,6 +8,8 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from tests.pipeline.running import FETCH
+from tests.support.clock import ManualClock
+from tests.support.filled import START_MS
 from tests.support.store import sqlite_store
 from tmc_client.producing.ledger import create_tables
 from tmc_client.tables import inbox
@@ -24,7 +26,7 @@ from tmc_server.domain.ids import MessageId
 
 
 def test_a_center_on_sqlite(spark: SparkSession, tmp_path: Path) -> None:
-    store = sqlite_store(tmp_path)
+    store = sqlite_store(tmp_path, ManualClock(START_MS))
     acked, waiting = [store.submitted(room=1, body=b"\x00\xff" * 5) for _ in range(3)], store.submitted(room=1)
     for number in acked:
         store.perform(store.nack_of(number, 1), store.ack_of(number))

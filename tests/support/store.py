@@ -444,8 +444,8 @@ def migrated_sqlite() -> Path:
     return path
 
 
-def sqlite_store(directory: Path) -> StoreUnderTest:
-    clock = ManualClock()
+def sqlite_store(directory: Path, clock: ManualClock | None = None) -> StoreUnderTest:
+    clock = clock or ManualClock()
     shutil.copy(migrated_sqlite(), directory / "center.db")
     return StoreUnderTest(Database(f"sqlite:///{directory}/center.db", clock=clock), clock)
 

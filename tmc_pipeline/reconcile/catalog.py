@@ -24,7 +24,10 @@ TOPICS = (
     " to_ms: bigint, complete_ms: bigint, bit: bigint>>"
 )
 APPS = "producer_no int, producer string, complete_ms bigint, sdk boolean, noted_app string"
-SUBSCRIBERS = "subscription_no int, subscriber string, subscribed string, live_ms bigint"
+SUBSCRIBERS = (
+    "subscription_no int, subscriber string, subscribed string, live_ms bigint, not_before_ms bigint, not_after_ms bigint,"
+    " cancel_spans array<struct<shard: int, from_ms: bigint, to_ms: bigint>>, in_order boolean"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,9 @@ class Catalog:
     topics: TOPICS. from_ms, to_ms: a message of the topic that is decided in between is due to the subscription; complete_ms:
     since when its subscriber's notes are complete, null: they are not read; bit: the subscriber's own in this topic, 0: none.
     apps: APPS. complete_ms: as above; sdk: its notes are the SDK's ledger; noted_app: what its notes name as their app, or null.
-    subscribers: SUBSCRIBERS. subscribed: the topic's name; live_ms: in effect since then and never removed, null: removed.
+    subscribers: SUBSCRIBERS. subscribed: the topic's name; live_ms: in effect since then and never removed, null: removed;
+    not_before_ms, not_after_ms: a message that is decided outside of these times is not due to it, null: not known;
+    cancel_spans: of Cancellations; in_order: of Names.
     names, bits: of topics and of their subscribers, by the topic's number.
     """
 
@@ -61,7 +66,12 @@ class Catalog:
 
 
 def catalog_of(
-    spark: SparkSession, names: Names, archived: Chain, audited: Audited, noted_apps: Mapping[str, str | None]
+    spark: SparkSession,
+    names: Names,
+    archived: Chain,
+    audited: Audited,
+    noted_apps: Mapping[str, str | None],
+    cancel_spans: Mapping[int, Sequence[Mapping[str, int]]],
 ) -> Catalog:
     """archived: its names are used where the catalog no longer has them.  noted_apps: by producer whose notes are read."""
     topics: dict[int, list[dict[str, Any]]] = {number: [] for number in names.topics}
@@ -96,8 +106,28 @@ def catalog_of(
         topics=small_table(spark, [(number, named[number], each) for number, each in topics.items()], TOPICS),
         apps=small_table(spark, apps, APPS),
         subscribers=small_table(
-            spark, [(number, *each, live.get(number)) for number, each in subscribers.items()], SUBSCRIBERS
+            spark,
+            [
+                (
+                    number,
+                    *each,
+                    live.get(number),
+                    *_in_effect(names, number),
+                    cancel_spans.get(number, ()),
+                    number in names.in_order,
+                )
+                for number, each in subscribers.items()
+            ],
+            SUBSCRIBERS,
         ),
         names=named,
         bits=bits,
     )
+
+
+def _in_effect(names: Names, subscription: int) -> tuple[int | None, int | None]:
+    """Return from when to when messages may have been decided that are due to it, with what servers may differ by."""
+    life = names.lives.get(subscription)
+    if life is None:
+        return None, None
+    return life.from_ms - _SWITCH_MS, None if life.to_ms is None else life.to_ms + _SWITCH_MS

@@ -26,32 +26,31 @@ from tmc_pipeline.center import CenterTables, MessageRange
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import on_disk, shuffled_into
+from tmc_pipeline.reconcile.accepted import Acceptances
+from tmc_pipeline.reconcile.cancellations import Cancellations, cancellations
 from tmc_pipeline.reconcile.catalog import Catalog, catalog_of
-from tmc_pipeline.reconcile.ledgers import Ledgers, is_shared, reads_the_same
+from tmc_pipeline.reconcile.claims import REPLAY, center_claims, no_claims, noted_claims
+from tmc_pipeline.reconcile.days import DAY_MS, Days, days_of
+from tmc_pipeline.reconcile.explanations import explained
+from tmc_pipeline.reconcile.findings import inboxes_out_of_order, out_of_order, repeated_keys
+from tmc_pipeline.reconcile.ledgers import CONSUMER, PRODUCER, Kind, Ledgers, Notes, is_shared, key_of, reads_the_same
 from tmc_pipeline.reconcile.matching import matched, with_keys
+from tmc_pipeline.reconcile.outlines import made_ms, noted_number, number_of, outlined, shard_and_number
 from tmc_pipeline.reconcile.scope import SERVERS_CLOCKS_APART_MS, Scope, State, scope_of
 from tmc_pipeline.reconcile.verdicts import (
     AGREED,
     CLOCKS_APART_MS,
-    PENDING,
-    REPLAY,
+    DISCREPANCIES,
     VERDICTS,
     Audited,
     by_message,
-    center_claims,
     counted,
     judged,
     latest_possible_ms,
-    no_claims,
-    noted_claims,
-    noted_number,
-    number_of,
-    outlined,
-    shard_and_number,
 )
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.ids import created_ms
+from tmc_server.domain.ids import EPOCH_MS, created_ms, first_number
 from tmc_server.domain.manifest import Chain
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber
@@ -59,6 +58,8 @@ from tmc_server.domain.numbers import MessageNumber
 log = logging.getLogger("tmc.pipeline")
 
 _ROWS_OF_A_PARTITION = 250_000  # sorted in memory by one task
+_ROWS_OF_A_FILE = 1_000_000
+_CLOCKS_APART_MS = 3_600_000  # of services and servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class Summary:
 
     @property
     def discrepancies(self) -> int:
-        return sum(count for verdict, count in self.verdicts.items() if verdict not in (AGREED, PENDING))
+        return sum(count for verdict, count in self.verdicts.items() if verdict in DISCREPANCIES)
 
     @property
     def consistent(self) -> bool:
@@ -163,74 +164,115 @@ class Reconciliation:
             run = f"{moment(now)}-{secrets.token_hex(3)}"
             state = State(spark=self._spark, folder=self._folder)
             scope = scope_of(state, since, until_ms)
-            noted, seen, scope = self._noted(kept, producers, consumers, scope, now)
-            every_source = [*producers, *consumers]
-            sources = _summed(every_source, seen)
-            compared = [
-                scope.within(frame, noted_number("message_id")).drop("source")
-                for number, frame in enumerate(noted)
-                if not any(reads_the_same(every_source[number], each) for each in producers[:number])
-            ]
-            compared += state.notes(scope)
-            bodies = any("body_sha256" in source.columns for source in every_source)
-            hot = kept.enter_context(on_disk(outlined(self._center.messages(scope.among, attempts=False), bodies)))
+            noted, sources, scope, settled = self._noted(kept, producers, consumers, scope)
+            lines = self._lines(kept, consumers)
+            bodies = any("body_sha256" in source.columns for source in (*producers, *consumers))
+            hot = kept.enter_context(on_disk(outlined(self._center.messages(scope.among), now, bodies)))
             messages = hot.count()  # Reads them: before the manifests are listed.
             log.info("run %s: %d messages in the center's tables", run, messages)
             archived = self._archive.chain() if self._archive is not None else Chain(manifests=())
-            center = [hot, *[kept.enter_context(on_disk(each)) for each in self._archived(archived, scope, bodies)]]
-            audited = self._audited(producers, consumers, archived)
+            center = [
+                hot,
+                *[kept.enter_context(on_disk(each)) for each in self._archived(archived, scope, now, bodies)],
+            ]
+            audited = self._audited(producers, consumers, sources, archived)
             in_archive = sum(each.messages for each in archived.partitions if scope.may_have(each))
             records = Records(
                 center=_all(center),
-                noted=_all(compared) if compared else None,
+                noted=noted,
                 rows=messages + in_archive + sum(each["rows"] for each in sources),
                 now_ms=now,
                 read_ms=self._center.now_ms(),
             )
             kept.enter_context(shuffled_into(self._spark, self._partitions(records.rows)))
             noted_apps = {each.app: None if is_shared(each, producers) else each.app for each in producers}
-            catalog = catalog_of(self._spark, self._center.names, archived, audited, noted_apps)
-            matching, others = self._matched(kept, records, catalog)
-            rows = kept.enter_context(on_disk(self._judged(kept, records, others, catalog, audited, scope)))
+            canceled = cancellations(self._center, kept)
+            catalog = catalog_of(self._spark, self._center.names, archived, audited, noted_apps, canceled.spans)
+            findings = self._findings(kept, records, lines, catalog, scope, audited)
+            matching, others = self._matched(kept, records, catalog, findings)
+            judged_ = kept.enter_context(
+                on_disk(self._judged(kept, records, others, catalog, canceled, audited, scope))
+            )
+            accepted = Acceptances(self._spark, self._folder).valid(now)
+            rows = kept.enter_context(on_disk(explained(judged_, findings, accepted)))
             far_ms = now - max(self._tolerance_ms, SERVERS_CLOCKS_APART_MS)
             far_ms = far_ms if until_ms is None else min(until_ms, far_ms)
             span = {"since_ms": scope.from_ms, "until_ms": far_ms, "read_ms": now, "left": scope.left}
             summary = self._summary(run, rows, catalog.matching(matching), audited, sources, span)
             found = kept.enter_context(on_disk(rows.where(f.col("verdict") != AGREED)))
-            self._write(run, found, summary, lambda staging: state.write(staging, found, compared, far_ms))
+            self._write(run, found, summary, lambda staging: state.write(staging, found, noted, far_ms, settled))
         return summary
 
     def _noted(
-        self,
-        kept: ExitStack,
-        producers: Sequence[LedgerSource],
-        consumers: Sequence[LedgerSource],
-        scope: Scope,
-        now_ms: int,
-    ) -> tuple[list[DataFrame], Sequence[Any], Scope]:
-        """NOTED with source int, of each source, kept on disk; their counts, of _counts; the scope, wider if there was news of
-        old messages.
+        self, kept: ExitStack, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], scope: Scope
+    ) -> tuple[DataFrame | None, Sequence[Mapping[str, Any]], Scope, Days]:
+        """NOTED of the messages of the scope, each row once, kept on disk; the sources; the scope, wider if notes about messages
+        that were settled have changed; and sums over the notes about messages before it.
         """
-        frames = self._ledgers.noted(producers, consumers, scope.notes_from_ms)
-        # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
-        noted = [
-            kept.enter_context(on_disk(frame.withColumn("source", f.lit(number))))
-            for number, frame in enumerate(frames)
-        ]
-        if not noted:
-            return [], [], scope
-        # One query over all, so that none waits for another.
-        marked = scope.surprises(_all(noted), now_ms)
-        seen = _counts(marked, now_ms + CLOCKS_APART_MS).collect()
-        if any(row.ahead for row in seen):  # by the clock of before they were read, which may have taken long
-            seen = _counts(marked, self._center.now_ms() + CLOCKS_APART_MS).collect()
-        oldest_ms = min((row.surprise_ms for row in seen if row.surprise_ms is not None), default=None)
+        if not (producers or consumers):
+            return None, [], scope, Days()
+        if scope.last is None:
+            compared_from_ms = -(-scope.from_ms // DAY_MS) * DAY_MS
+            return *self._read_notes(kept, producers, consumers, scope), scope, Days(from_ms=compared_from_ms)
+        before_ms, goes_on = scope.from_ms, scope.from_ms == scope.last.until_ms
+        sums = self._ledgers.days(producers, consumers, first_number(before_ms))
+        noted, sources = self._read_notes(kept, producers, consumers, scope)
+        # Notes about messages that were open may be new: they are compared anyway.
+        still_open = days_of(noted.where(made_ms(noted_number("message_id")) < before_ms))
+        now = Days(sums=sums, from_ms=scope.last.days.from_ms).plus(still_open, -1)
+        known = scope.last.days
+        if not goes_on:  # then the first day is not compared as a whole
+            now, known = now.before(before_ms), known.before(before_ms)
+        oldest_ms = known.news(now, self._cleaned(producers, consumers))
         if oldest_ms is None:
-            return noted, seen, scope
-        log.warning("messages that were settled have new notes: comparing from %s on", moment(oldest_ms))
-        return self._noted(kept, producers, consumers, replace(scope, from_ms=oldest_ms), now_ms)
+            return noted, sources, scope, now
+        log.warning("notes about messages that were settled have changed: comparing from %s on", moment(oldest_ms))
+        scope = replace(scope, from_ms=min(oldest_ms, before_ms))
+        return *self._read_notes(kept, producers, consumers, scope), scope, now.before(scope.from_ms)
 
-    def _archived(self, chain: Chain, scope: Scope, bodies: bool) -> list[DataFrame]:
+    def _read_notes(
+        self, kept: ExitStack, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], scope: Scope
+    ) -> tuple[DataFrame, Sequence[Mapping[str, Any]]]:
+        """NOTED within the scope, and what the summary says of the sources."""
+        first, numbers = scope.notes
+        notes = None if scope.is_everything else Notes(first=first, numbers=numbers)
+        # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
+        frames = [
+            kept.enter_context(
+                on_disk(scope.within(frame.withColumn("source", f.lit(number)), noted_number("message_id")))
+            )
+            for number, frame in enumerate(self._ledgers.noted(producers, consumers, notes))
+        ]
+        # One query over all, so that none waits for another.
+        seen = _counts(_all(frames), self._center.now_ms() + CLOCKS_APART_MS).collect()
+        if any(row.ahead for row in seen):  # by the clock of before they were read, which may have taken long
+            seen = _counts(_all(frames), self._center.now_ms() + CLOCKS_APART_MS).collect()
+        sources = [*producers, *consumers]
+        once = [
+            frame.drop("source")
+            for number, frame in enumerate(frames)
+            if not any(reads_the_same(sources[number], each) for each in producers[:number])
+        ]
+        return _all(once), _summed(sources, seen)
+
+    def _cleaned(self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource]) -> dict[str, int]:
+        """Return, by source_key, how far its rows may have been cleaned away."""
+        return {
+            key_of(source, kind): max(source.since_ms, self._ledgers.horizon_ms(source, kind) + DAY_MS)
+            for kind, some in ((PRODUCER, producers), (CONSUMER, consumers))
+            for source in some
+        }
+
+    def _lines(self, kept: ExitStack, consumers: Sequence[LedgerSource]) -> DataFrame | None:
+        """LINE of every inbox, read before the center's tables; None: no topic is ordered, or no inbox is known."""
+        lines = self._ledgers.lines(consumers) if self._center.names.ordered else None
+        if lines is None:
+            return None
+        lines = kept.enter_context(on_disk(lines))
+        lines.count()
+        return lines
+
+    def _archived(self, chain: Chain, scope: Scope, now_ms: int, bodies: bool) -> list[DataFrame]:
         """OUTLINE of archived messages of the scope."""
         if self._archive is None:
             return []
@@ -238,17 +280,42 @@ class Reconciliation:
         parts = [part for part in chain.partitions if scope.may_have(part)]
         found = [scope.within(self._archive.messages(parts, self._skip_missing), number)]
         older = [part for part in chain.partitions if scope.may_differ(part)]
-        if older and scope.last is not None:
-            ids = [number for numbers in scope.last.differing.values() for number in numbers]
-            near = f.col("id").between(min(ids), max(ids))  # lets the reader skip files
+        if older and scope.last is not None and scope.last.differing is not None:
+            near = f.col("id").between(*scope.last.differing)  # lets the reader skip files
             found.append(scope.within(self._archive.messages(older, self._skip_missing).where(near), number))
-        return [outlined(each, bodies) for each in found]
+        return [outlined(each, now_ms, bodies) for each in found]
 
-    def _matched(self, kept: ExitStack, records: Records, catalog: Catalog) -> tuple[list[Any], Others]:
+    def _findings(
+        self,
+        kept: ExitStack,
+        records: Records,
+        lines: DataFrame | None,
+        catalog: Catalog,
+        scope: Scope,
+        audited: Audited,
+    ) -> DataFrame | None:
+        """FINDING, kept on disk; None: there are none."""
+        found = [repeated_keys(records.center, self._center.horizon_ms())]
+        ordered = self._center.names.ordered
+        if ordered:
+            outlines = records.center.where(f.col("topic_no").isin(*sorted(ordered)))
+            found.append(out_of_order(outlines, catalog))
+            if lines is not None:
+                complete = scope.is_everything and not audited.center_ms and not audited.expired
+                acked_before_ms = records.now_ms - self._tolerance_ms
+                found.append(inboxes_out_of_order(outlines, lines, catalog, acked_before_ms, complete))
+        findings = kept.enter_context(on_disk(_all(found).dropDuplicates(["number", "subscriber"])))
+        return findings if findings.take(1) else None
+
+    def _matched(
+        self, kept: ExitStack, records: Records, catalog: Catalog, findings: DataFrame | None
+    ) -> tuple[list[Any], Others]:
         """Rows of `matched` about messages that match, and the others."""
         latest_ms = latest_possible_ms(records.now_ms, records.read_ms)
         partitions = self._partitions(records.rows)
-        found = kept.enter_context(on_disk(matched(records.center, records.noted, catalog, latest_ms, partitions)))
+        found = kept.enter_context(
+            on_disk(matched(records.center, records.noted, catalog, latest_ms, partitions, findings))
+        )
         matching = found.where(f.col("key").isNull()).collect()
         keys = found.where(f.col("key").isNotNull()).select("key", "claims")
         (row,) = keys.agg(f.count(f.lit(1)).alias("messages"), f.sum("claims").alias("claims")).collect()
@@ -256,27 +323,43 @@ class Reconciliation:
         return matching, Others(keys=keys.select("key"), claims=int(row.claims or 0))
 
     def _judged(
-        self, kept: ExitStack, records: Records, others: Others, catalog: Catalog, audited: Audited, scope: Scope
+        self,
+        kept: ExitStack,
+        records: Records,
+        others: Others,
+        catalog: Catalog,
+        canceled: Cancellations,
+        audited: Audited,
+        scope: Scope,
     ) -> DataFrame:
         """Rows of `judged` about messages of the scope that do not match."""
-        claims = self._claims(kept, records, others.keys, catalog, scope) if others.claims else no_claims(self._spark)
+        none = no_claims(self._spark)
+        claims = self._claims(kept, records, others.keys, catalog, canceled, scope) if others.claims else none
         partitions = self._partitions(others.claims)
         rows = judged(claims, audited, records.now_ms, self._tolerance_ms, partitions, records.read_ms)
         # Without originals, which are compared only to verify their replays. Those verdicts are in rows of the originals.
         is_replay = f.col("subscriber").startswith(REPLAY)
         return scope.within(rows, f.when(is_replay, noted_number("message_id")).otherwise(f.col("number")))
 
-    def _claims(self, kept: ExitStack, records: Records, keys: DataFrame, catalog: Catalog, scope: Scope) -> DataFrame:
+    def _claims(
+        self,
+        kept: ExitStack,
+        records: Records,
+        keys: DataFrame,
+        catalog: Catalog,
+        canceled: Cancellations,
+        scope: Scope,
+    ) -> DataFrame:
         """CLAIM of the records about the messages with these keys, and of the originals of replays among them."""
         outlines = with_keys(records.center, shard_and_number("shard", "id"), keys)
         if not scope.is_everything:
-            outlines = _all([outlines, *self._originals(kept, outlines, scope)])
-        claims = center_claims(outlines, catalog.topics, catalog.apps, catalog.subscribers)
+            outlines = _all([outlines, *self._originals(kept, outlines, records.now_ms, scope)])
+        claims = center_claims(outlines, catalog.topics, catalog.apps, catalog.subscribers, canceled.each)
         if records.noted is None:
             return claims
         return claims.unionByName(noted_claims(with_keys(records.noted, noted_number("message_id"), keys)))
 
-    def _originals(self, kept: ExitStack, center: DataFrame, scope: Scope) -> list[DataFrame]:
+    def _originals(self, kept: ExitStack, center: DataFrame, now_ms: int, scope: Scope) -> list[DataFrame]:
         """OUTLINE of messages before the scope that were sent again within it: a replay is verified against them."""
         replays = center.where(f.col("replay_of").isNotNull()).select(number_of("replay_of").alias("number"))
         own = scope.within(replays, f.col("number")).select("number")
@@ -290,29 +373,45 @@ class Reconciliation:
             return []
         every = [number for each in numbers.values() for number in each]
         in_span = MessageRange(from_ms=scope.from_ms, to_ms=scope.from_ms, numbers=numbers)  # nothing but the numbers
-        found = [kept.enter_context(on_disk(outlined(self._center.messages(in_span, attempts=False), bodies=False)))]
+        found = [kept.enter_context(on_disk(outlined(self._center.messages(in_span), now_ms, bodies=False)))]
         found[0].count()
         if self._archive is not None:
             recent = closed_since(created_ms(MessageNumber(min(every))))
             # Listed again: what was removed since the first time was archived before.
             parts = [part for part in self._archive.chain().partitions if recent(part)]
             rows = self._archive.messages(parts, self._skip_missing).where(f.col("id").isin(every))
-            found.append(outlined(rows, bodies=False))
+            found.append(outlined(rows, now_ms, bodies=False))
         return found
 
     def _partitions(self, rows: int) -> int:
         return partitions_of(rows, self._spark.sparkContext.defaultParallelism)
 
     def _audited(
-        self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource], archived: Chain
+        self,
+        producers: Sequence[LedgerSource],
+        consumers: Sequence[LedgerSource],
+        sources: Sequence[Mapping[str, Any]],
+        archived: Chain,
     ) -> Audited:
+        """sources: of _summed, in the order of producers and consumers."""
         removed_ms = self._center.horizon_ms()
         by_list = removed_ms <= archived.before_ms
+        behind_ms = [each["clock_behind_ms"] for each in sources]
+
+        def since_ms(source: LedgerSource, kind: Kind, behind_ms: int) -> int:
+            """Rows are cleaned by the clock that wrote them, messages are dated by the center's."""
+            horizon = self._ledgers.horizon_ms(source, kind)
+            return max(source.since_ms, horizon + max(_CLOCKS_APART_MS, behind_ms) if horizon else 0)
+
         return Audited(
             producers=_since(
-                (source.app, max(source.since_ms, self._ledgers.horizon_ms(source))) for source in producers
+                (each.app, since_ms(each, PRODUCER, behind))
+                for each, behind in zip(producers, behind_ms[: len(producers)], strict=True)
             ),
-            subscribers=_since((f"{source.app}.{source.tag}", source.since_ms) for source in consumers),
+            subscribers=_since(
+                (f"{each.app}.{each.tag}", since_ms(each, CONSUMER, behind))
+                for each, behind in zip(consumers, behind_ms[len(producers) :], strict=True)
+            ),
             sdk_ledgers=frozenset(source.app for source in producers if source.is_sdk),
             center_ms=0 if by_list else removed_ms,  # removed by age: what became of those is unknown
             expired=self._expired(archived),
@@ -366,9 +465,12 @@ class Reconciliation:
         details = found.orderBy("verdict", "message_id", "subscriber")
         try:
             details.write.parquet(self._folder.path(f"{staging}/details.parquet"))
-            plain = details.where(f.col("verdict") != PENDING).coalesce(1)
-            written = plain.select(*_for_people()).write.options(
-                header="true", escape='"', quoteAll="true", lineSep="\r\n"
+            plain = details.where(f.col("verdict").isin(*DISCREPANCIES))
+            files = -(-summary.discrepancies // _ROWS_OF_A_FILE) or 1
+            written = (
+                plain.coalesce(files)
+                .select(*_for_people())
+                .write.options(header="true", escape='"', quoteAll="true", lineSep="\r\n")
             )
             written.csv(self._folder.path(f"{staging}/details.csv"))
             summary = replace(summary, span={**summary.span, "open": still_open(staging)})
@@ -398,6 +500,7 @@ _IN_CSV = (
     "effects",
     "noted_app",
     "at_ms",
+    "reason",
 )
 
 
@@ -405,7 +508,7 @@ def _for_people() -> list[Column]:
     """Columns of the details for CSV: states by name, and no text that a spreadsheet would evaluate as a formula."""
     of_message = f.col("subscriber") == ""
     state = f.when(of_message, _name_of(MessageState)).otherwise(_name_of(ConsumptionState))
-    texts = {"message_id", "subscriber", "topic", "producer", "message_key", "noted_app"}
+    texts = {"message_id", "subscriber", "topic", "producer", "message_key", "noted_app", "reason"}
     return [
         (state if name == "state" else _no_formula(name) if name in texts else f.col(name)).alias(name)
         for name in _IN_CSV
@@ -430,13 +533,18 @@ def _all(parts: Sequence[DataFrame]) -> DataFrame:
 
 
 def _counts(noted: DataFrame, ahead_ms: int) -> DataFrame:
-    """NOTED with source and surprise_ms -> rows, nameless, unknown, ahead bigint, surprise_ms by source and subscriber."""
+    """NOTED with source -> rows, nameless, unknown, ahead, behind_ms bigint by source and subscriber.
+
+    behind_ms: by how much almost all of its times are not before those of its messages.
+    """
+    at = f.col("at_ms")
+    behind = f.when(at >= EPOCH_MS, made_ms(noted_number("message_id")) - at)
     return noted.groupBy("source", "subscriber").agg(
         f.count(f.lit(1)).alias("rows"),
         f.count_if(f.col("message_id").isNull()).alias("nameless"),
         f.sum("unknown").alias("unknown"),
         f.count_if(f.col("at_ms") > ahead_ms).alias("ahead"),
-        f.min("surprise_ms").alias("surprise_ms"),
+        f.percentile_approx(behind, 0.99).alias("behind_ms"),
     )
 
 
@@ -455,6 +563,7 @@ def _summed(sources: Sequence[LedgerSource], seen: Sequence[Any]) -> list[Mappin
                 "rows_of_other_subscribers": sum(row.rows for row in others),
                 "rows_of_unknown_state": sum(row.unknown for row in mine),
                 "rows_of_the_future": sum(row.ahead for row in mine),
+                "clock_behind_ms": max((row.behind_ms or 0 for row in mine), default=0),
             }
         )
     return summaries

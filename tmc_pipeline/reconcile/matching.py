@@ -26,11 +26,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from tmc_pipeline.reconcile.catalog import Catalog
-from tmc_pipeline.reconcile.verdicts import (
+from tmc_pipeline.reconcile.claims import is_missing, noted_identity
+from tmc_pipeline.reconcile.outlines import (
     identity_of,
-    is_missing,
     made_ms,
-    noted_identity,
     noted_number,
     number_of,
     own_id,
@@ -44,17 +43,28 @@ _OF_MATCHES = ("topic_no", "audited", "noting")
 
 
 def matched(
-    outlines: DataFrame, noted: DataFrame | None, catalog: Catalog, latest_ms: int, partitions: int
+    outlines: DataFrame,
+    noted: DataFrame | None,
+    catalog: Catalog,
+    latest_ms: int,
+    partitions: int,
+    suspects: DataFrame | None = None,
 ) -> DataFrame:
     """OUTLINE and NOTED -> one row per message to be judged, and one for all that match and have the same topic and subscribers.
 
-    noted: None: there are no notes.  latest_ms: a later time comes from a wrong clock.
+    noted: None: there are no notes.  latest_ms: a later time comes from a wrong clock.  suspects: number string (SHARD-NUMBER) of
+    messages that have to be judged; None: none.
     Columns: key bigint, null: these match; topic_no, audited, noting as in LINE, null: to be judged; messages, claims bigint: how
     many there are.
     """
     lines = _center_lines(outlines, catalog, latest_ms)
     if noted is not None:
         lines = lines.unionByName(_noted_lines(noted, latest_ms), allowMissingColumns=True)
+    if suspects is not None:
+        doubted = suspects.select(
+            _key_of(f.col("number")).alias("key"), f.lit(_JUDGE).alias("rank"), f.lit(0).alias("claims")
+        )
+        lines = lines.unionByName(doubted, allowMissingColumns=True)
     of_center = f.col("row").isNotNull()
     sums = (
         lines.repartition(partitions, "key")
@@ -116,7 +126,19 @@ def _center_lines(outlines: DataFrame, catalog: Catalog, latest_ms: int) -> Data
         f.coalesce(by_producer, f.lit(0).cast("bigint")),
         lambda digest, each: digest.bitwiseXOR(_digest(each["subscriber"], f.lit(0), f.lit(None))),
     )
-    in_common = ("message_id", "state", "ledgered", "message_key", "attempt_id", "content", "center_body", "reached")
+    in_common = (
+        "message_id",
+        "state",
+        "ledgered",
+        "message_key",
+        "attempt_id",
+        "content",
+        "identities",
+        "contents",
+        "courses",
+        "center_body",
+        "reached",
+    )
     lines = noting.select(
         _key_of(f.col("number")).alias("key"),
         f.when(_is_plain(latest_ms), _PLAIN_ROW).otherwise(_JUDGE).alias("rank"),
@@ -143,8 +165,14 @@ def _is_plain(latest_ms: int) -> Column:
     acked = f.forall(
         "deliveries",
         lambda each: (
-            (each["state"] == int(ConsumptionState.ACKED)) & f.coalesce(each["at_ms"] <= latest_ms, f.lit(True))
+            (each["state"] == int(ConsumptionState.ACKED))
+            & f.coalesce(each["at_ms"] <= latest_ms, f.lit(True))
+            & ~each["impossible"]
         ),
+    )
+    in_effect = f.forall(
+        "reached",
+        lambda each: (f.col("decided_ms") >= each["from_ms"]) & (f.col("decided_ms") < each["to_ms"]),
     )
     # As many subscribers as deliveries: all of them are known, and none has two.
     all_known = f.bit_count(_bits("reached")) == f.size("deliveries")
@@ -154,7 +182,8 @@ def _is_plain(latest_ms: int) -> Column:
     rolled_back = (f.col("state") == int(MessageState.ROLLED_BACK)) & (f.size("deliveries") == 0)
     named = f.col("topic").isNotNull() & f.col("producer").isNotNull()
     untouched = f.col("replay_of").isNull() & ~f.col("erased") & ~f.col("altered")
-    return f.coalesce(named & untouched & on_time & (committed | rolled_back), f.lit(False))
+    untouched &= ~f.col("impossible") & ~f.col("unprotected")
+    return f.coalesce(named & untouched & on_time & in_effect & (committed | rolled_back), f.lit(False))
 
 
 def _noted_lines(noted: DataFrame, latest_ms: int) -> DataFrame:

@@ -1,54 +1,76 @@
 """Which messages a reconciliation compares: all, or those of a time span and what the last run left open.
 
-Message numbers begin with the time at which a message was prepared, so every side can be cut by it: the center's tables by
-primary key, the archive by day, ledgers and inboxes by their own times, which are never earlier. What a run did not settle
-is kept beside its results, with the notes about it, so that the next run does not read history again.
+Message numbers begin with the time at which a message was prepared, so every side can be cut by it, whatever the clocks of
+services say: the center's tables by primary key, the archive by day, ledgers and inboxes by the number in their message ids.
+What a run did not settle is kept beside its results, with sums over the notes about what it did settle (days.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tmc_pipeline.archive.contents import closed_since
-from tmc_pipeline.center import MessageRange
+from tmc_pipeline.center import LISTED_AT_MOST, MessageRange
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.files import HadoopFolder
-from tmc_pipeline.reconcile.verdicts import CLOCKS_APART_MS, PENDING, REPLAY, made_ms, noted_number, shard_and_number
-from tmc_server.domain.ids import EPOCH_MS, created_ms
+from tmc_pipeline.frames import on_disk
+from tmc_pipeline.reconcile.claims import REPLAY
+from tmc_pipeline.reconcile.days import Days, days_of
+from tmc_pipeline.reconcile.outlines import made_ms, noted_number, shard_and_number
+from tmc_pipeline.reconcile.verdicts import CANCELED, PENDING
+from tmc_server.domain.ids import created_ms, first_number
 from tmc_server.domain.manifest import Partition
 from tmc_server.domain.numbers import MessageNumber
 
-SERVICES_CLOCKS_APART_MS = 3_600_000  # a service's clock may be behind the center's by so much
 SERVERS_CLOCKS_APART_MS = 3_600_000  # a server's clock, which message numbers begin with, behind the database's
 _NUMBER = "shard int, id bigint, differs boolean"
-_OPEN, _NOTES = "open.parquet", "notes.parquet"
+_OPEN, _DAYS = "open.parquet", "days.json"
+_ROWS_OF_A_FILE = 1_000_000
+_BROADCAST = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardLeft:
+    """What was left open in one shard: how many, and the lowest and the highest number."""
+
+    count: int
+    low: int
+    high: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What a run left open. until_ms: it compared all messages prepared earlier.  read_ms: when it began to read.
+    """What a run left open. until_ms: it compared all messages prepared earlier.
 
-    numbers: by shard.  differing: those of them on which the sides differ, so that the archive may have them already.
-    listed: all of them as left_number string, SHARD-NUMBER.
+    shards: what is open, by shard.  numbers: those, where they are few; None: they are many.
+    differing: the lowest and the highest number of those on which the sides differ, so that the archive may have them already;
+    None: there are none.  listed: all of them as left_number string, SHARD-NUMBER.  days: about the notes that were settled.
     """
 
     run: str
     until_ms: int
-    read_ms: int
-    numbers: Mapping[int, Sequence[int]]
-    differing: Mapping[int, Sequence[int]]
+    shards: Mapping[int, ShardLeft]
+    numbers: Mapping[int, list[int]] | None
+    differing: tuple[int, int] | None
     listed: DataFrame
+    days: Days
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.numbers.values()))
+        return sum(each.count for each in self.shards.values())
+
+    @property
+    def among(self) -> tuple[Mapping[int, list[int]], Mapping[int, int]]:
+        """Numbers by shard; and by shard from which number on to read all, where they are too many to be listed."""
+        if self.numbers is not None:
+            return self.numbers, {}
+        return {}, {shard: each.low for shard, each in self.shards.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +93,18 @@ class Scope:
     @property
     def among(self) -> MessageRange:
         """Return the range in which to read the center's tables."""
-        return MessageRange(from_ms=self.from_ms, to_ms=self.to_ms, numbers=self.last.numbers if self.last else {})
+        numbers, lows = self.last.among if self.last is not None else ({}, {})
+        return MessageRange(from_ms=self.from_ms, to_ms=self.to_ms, numbers=numbers, lows=lows)
 
     @property
-    def notes_from_ms(self) -> int:
-        """Notes of ledgers and inboxes are read from this time on; earlier ones about open messages were kept."""
-        return max(0, self.from_ms - SERVICES_CLOCKS_APART_MS)
+    def notes(self) -> tuple[int, list[int]]:
+        """Return from which number on to read notes, and single numbers before that."""
+        first = int(first_number(self.from_ms))
+        if self.last is None or not self.last.count:
+            return first, []
+        if self.last.numbers is None:
+            return min(first, *(each.low for each in self.last.shards.values())), []
+        return first, sorted({each for numbers in self.last.numbers.values() for each in numbers if each < first})
 
     def may_have(self, part: Partition) -> bool:
         """Return whether messages of the time span, or of those that were pending, may be in this part of the archive."""
@@ -84,41 +112,28 @@ class Scope:
 
     def may_differ(self, part: Partition) -> bool:
         """Return whether messages on which the sides differed before may be in this part, although `may_have` says no."""
-        known = [number for numbers in self.last.differing.values() for number in numbers] if self.last else []
-        return bool(known) and closed_since(created_ms(MessageNumber(min(known))))(part) and not self.may_have(part)
+        if self.last is None or self.last.differing is None:
+            return False
+        return closed_since(created_ms(MessageNumber(self.last.differing[0])))(part) and not self.may_have(part)
 
     def within(self, rows: DataFrame, number: Column) -> DataFrame:
         """Rows about messages of this scope. number: their SHARD-NUMBER; null: dropped."""
         if self.is_everything:
             return rows
         marked = rows.withColumn("own_number", number)
-        made = made_ms(f.col("own_number"))
-        in_span = made >= self.from_ms if self.to_ms is None else (made >= self.from_ms) & (made < self.to_ms)
+        in_span = self._in_span(f.col("own_number"))
         if self.last is None or not self.last.count:
             return marked.where(in_span).drop("own_number")
-        listed = f.broadcast(self.last.listed)
+        listed = f.broadcast(self.last.listed) if self.last.count <= _BROADCAST else self.last.listed
         return (
             marked.join(listed, f.col("own_number") == f.col("left_number"), "left")
             .where(in_span | f.col("left_number").isNotNull())
             .drop("own_number", "left_number")
         )
 
-    def surprises(self, noted: DataFrame, now_ms: int) -> DataFrame:
-        """NOTED with surprise_ms bigint: when the message was prepared, if it was settled and the note is new; else null.
-
-        The caller widens the scope, so that it is compared again. Times in the future are no news.
-        """
-        if self.last is None:
-            return noted.withColumn("surprise_ms", f.lit(None).cast("bigint"))
-        number = noted_number("message_id")
-        at = f.col("at_ms")
-        new = (at >= self.last.read_ms - CLOCKS_APART_MS) & (at <= now_ms + CLOCKS_APART_MS)
-        news_of_old = f.when((made_ms(number) < self.from_ms) & new, number)
-        listed = noted.withColumn("own_number", news_of_old).join(
-            f.broadcast(self.last.listed), f.col("own_number") == f.col("left_number"), "left"
-        )
-        surprise = f.when(f.col("left_number").isNull(), made_ms(f.col("own_number")))
-        return listed.withColumn("surprise_ms", surprise).drop("own_number", "left_number")
+    def _in_span(self, number: Column) -> Column:
+        made = made_ms(number)
+        return made >= self.from_ms if self.to_ms is None else (made >= self.from_ms) & (made < self.to_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,53 +149,76 @@ class State:
             if not run.startswith("_") and self.folder.exists(f"{run}/summary.json"):
                 summary = json.loads(self.folder.read(f"{run}/summary.json"))
                 if "until_ms" in summary:
-                    return self._left(run, summary)
+                    return self._left(run, int(summary["until_ms"]))
         return None
 
-    def notes(self, scope: Scope) -> list[DataFrame]:
-        """NOTED: what was noted about open messages earlier than the notes that are read now; none if it left nothing open."""
-        if scope.last is None or not self.folder.exists(f"{scope.last.run}/{_NOTES}"):
-            return []
-        rows = self.spark.read.parquet(self.folder.path(f"{scope.last.run}/{_NOTES}"))
-        return [rows.where((f.col("at_ms") < scope.notes_from_ms) & (f.col("at_ms") >= EPOCH_MS))]
+    def write(self, staging: str, found: DataFrame, noted: DataFrame | None, until_ms: int, before: Days) -> int:
+        """Keep what is open and was prepared before until_ms. found: judged rows not agreed.
 
-    def write(self, staging: str, found: DataFrame, noted: Sequence[DataFrame], until_ms: int) -> int:
-        """Keep what is open and was prepared before until_ms. found: judged rows not agreed.  noted: NOTED of each source.
-
-        Returns: how many messages these are.
+        noted: NOTED with source of all messages that were compared; None: there are no notes.  before: about the notes of earlier
+        messages, which were not. Returns: how many messages are open.
         """
         is_replay = f.col("subscriber").startswith(REPLAY)
-        itself = found.where(~is_replay).select(
+        unsettled = found.where(f.col("verdict") != CANCELED)
+        itself = unsettled.where(~is_replay).select(
             "number", ((f.col("verdict") != PENDING) | f.col("until_ms").isNotNull()).alias("differs")
         )
         # The verdict on a replay is in a row about its original.
-        replays = found.where(is_replay).select(
+        replays = unsettled.where(is_replay).select(
             noted_number("message_id").alias("number"), f.lit(True).alias("differs")
         )
-        found = itself.unionByName(replays).where(made_ms(f.col("number")) < until_ms)
-        left = found.groupBy("number").agg(f.max("differs").alias("differs"))
+        numbers = itself.unionByName(replays).where(made_ms(f.col("number")) < until_ms)
         parts = f.split("number", "-")
-        left.select(parts[0].cast("int").alias("shard"), parts[1].cast("bigint").alias("id"), "differs").coalesce(
-            1
-        ).write.parquet(self.folder.path(f"{staging}/{_OPEN}"))
-        written = self.spark.read.schema(_NUMBER).parquet(self.folder.path(f"{staging}/{_OPEN}"))
-        count = int(written.count())
-        if noted and count:  # joined as a file, whose size Spark knows: the notes are then not shuffled
-            every = reduce(DataFrame.unionByName, noted).withColumn("left_number", noted_number("message_id"))
-            kept = every.join(_listed(written), "left_number", "left_semi").drop("left_number")
-            kept.write.parquet(self.folder.path(f"{staging}/{_NOTES}"))
+        left = (
+            numbers.groupBy("number")
+            .agg(f.max("differs").alias("differs"))
+            .select(parts[0].cast("int").alias("shard"), parts[1].cast("bigint").alias("id"), "differs")
+        )
+        with on_disk(left) as kept:
+            count = int(kept.count())
+            kept.coalesce(-(-count // _ROWS_OF_A_FILE) or 1).write.parquet(self.folder.path(f"{staging}/{_OPEN}"))
+            settled = before
+            if noted is not None:
+                listed = _listed(kept)
+                rows = noted.where(made_ms(noted_number("message_id")) < until_ms)
+                if count:
+                    rows = rows.join(
+                        f.broadcast(listed) if count <= _BROADCAST else listed,
+                        noted_number("message_id") == f.col("left_number"),
+                        "left_anti",
+                    )
+                settled = before.plus(days_of(rows))
+        self.folder.write(f"{staging}/{_DAYS}", settled.to_json())
         return count
 
-    def _left(self, run: str, summary: Mapping[str, Any]) -> Left:
+    def _left(self, run: str, until_ms: int) -> Left:
         read = self.spark.read.schema(_NUMBER).parquet(self.folder.path(f"{run}/{_OPEN}"))
-        rows = read.collect()
+        by_shard = read.groupBy("shard").agg(
+            f.count(f.lit(1)).alias("count"),
+            f.min("id").alias("low"),
+            f.max("id").alias("high"),
+            f.min(f.when(f.col("differs"), f.col("id"))).alias("differs_from"),
+            f.max(f.when(f.col("differs"), f.col("id"))).alias("differs_to"),
+        )
+        rows = by_shard.collect()
+        shards = {
+            int(row.shard): ShardLeft(count=int(row["count"]), low=int(row.low), high=int(row.high)) for row in rows
+        }
+        differing = [row for row in rows if row.differs_from is not None]
+        few = sum(each.count for each in shards.values()) <= LISTED_AT_MOST
         return Left(
             run=run,
-            until_ms=summary["until_ms"],
-            read_ms=summary["read_ms"],
-            numbers=_by_shard(rows),
-            differing=_by_shard([row for row in rows if row.differs]),
+            until_ms=until_ms,
+            shards=shards,
+            numbers=_by_shard(read.collect()) if few else None,
+            differing=(
+                min(int(row.differs_from) for row in differing),
+                max(int(row.differs_to) for row in differing),
+            )
+            if differing
+            else None,
             listed=_listed(read),
+            days=Days.from_json(self.folder.read(f"{run}/{_DAYS}")),
         )
 
 
@@ -189,7 +227,7 @@ def _listed(numbers: DataFrame) -> DataFrame:
     return numbers.select(shard_and_number("shard", "id").alias("left_number"))
 
 
-def _by_shard(rows: Sequence[Any]) -> dict[int, list[int]]:
+def _by_shard(rows: list[Any]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for row in rows:
         found.setdefault(int(row.shard), []).append(int(row.id))

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tmc_client import cleaning, errors
 from tmc_client.producing.ledger import resume
-from tmc_client.tables import inbox, inbox_order, ledger
+from tmc_client.tables import inbox, inbox_horizon, inbox_order, ledger
 
 AGE = timedelta(days=8)
 NOW = time.time_ns() // 1_000_000
@@ -33,7 +33,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine
     made = sa.create_engine(url)
     tmc.create_tables(made)
     with made.begin() as connection:
-        for table in (inbox, inbox_order, ledger):
+        for table in (inbox, inbox_horizon, inbox_order, ledger):
             connection.execute(table.delete())
     yield made
     made.dispose()
@@ -88,6 +88,41 @@ def test_old_rows_of_all_subscribers_go_whatever_the_page(engine: sa.Engine, mon
     assert tmc.clean_ledger(engine, AGE) == 20
     assert _count(engine, ledger) == 3
     assert (tmc.clean_inbox(engine, AGE), tmc.clean_ledger(engine, AGE)) == (0, 0)
+
+
+def test_how_far_it_went_is_recorded_before_the_first_row_goes_and_never_goes_back(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    horizons = sa.select(inbox_horizon.c.subscriber, inbox_horizon.c.horizon_ms).order_by(inbox_horizon.c.subscriber)
+    with engine.begin() as connection:
+        connection.execute(inbox.insert(), _inbox("a", 2) + _inbox("c", 2))
+
+    def died(*_: Any, **__: Any) -> int:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(cleaning, "delete_pages", died)
+        tmc.clean_inbox(engine, AGE)
+    with engine.connect() as connection:
+        before = connection.execute(horizons).all()
+    assert [row.subscriber for row in before] == ["a", "c"]
+    assert all(OLD < row.horizon_ms < NOW for row in before)
+    assert tmc.clean_inbox(engine, AGE) == 2
+    assert tmc.clean_inbox(engine, AGE + timedelta(days=300)) == 0
+    with engine.connect() as connection:
+        after = connection.execute(horizons).all()
+    assert all(then.horizon_ms >= now.horizon_ms for now, then in zip(before, after, strict=True))
+
+
+def test_a_database_of_an_earlier_version_says_what_to_create(engine: sa.Engine) -> None:
+    inbox_horizon.drop(engine)
+    with engine.begin() as connection:
+        connection.execute(inbox.insert(), _inbox("a", 2))
+    with pytest.raises(tmc.InvalidRequest, match="There is no table tmc_inbox_horizon in this database"):
+        tmc.clean_inbox(engine, AGE)
+    assert _count(engine, inbox) == 2
+    tmc.create_tables(engine)
+    assert tmc.clean_inbox(engine, AGE) == 1
 
 
 @pytest.mark.parametrize("engine", ["mariadb", "postgresql"], indirect=True)
