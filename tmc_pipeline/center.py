@@ -33,6 +33,7 @@ _SAMPLES = 50  # sampled rows per slice: its size is then accurate to about a se
 LISTED_AT_MOST = 20_000  # numbers that are asked for one by one; more of them are read as a range
 _LISTED = 1_000  # numbers of one query
 _NO_END = (1 << 63) - 1
+_NEVER_MS = 1 << 62
 
 # JSON with names of one letter: half as long to make, send and parse.
 _BRIEF = StructType([StructField("c", ArrayType(brief(CONSUMPTION))), StructField("a", ArrayType(brief(ATTEMPT)))])
@@ -49,7 +50,10 @@ _READ = ", ".join(
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """When a subscription is in effect: messages decided in [from_ms, to_ms). to_ms None: it was not removed."""
+    """When a subscription is in effect: messages decided in [from_ms, to_ms). to_ms None: it was not removed.
+
+    from_ms lies far ahead while not all servers have confirmed that they know it.
+    """
 
     topic_no: int
     from_ms: int
@@ -195,7 +199,9 @@ class CenterTables:
                 and (by_topic[row.topic_no], by_app.get(row.app_no, ""), row.tag) not in changed
             ),
             lives={
-                row.subscription_no: Life(topic_no=row.topic_no, from_ms=row.effective_ms, to_ms=row.removed_ms)
+                row.subscription_no: Life(
+                    topic_no=row.topic_no, from_ms=row.effective_ms or _NEVER_MS, to_ms=row.removed_ms
+                )
                 for row in subscribed
             },
             subscriptions={

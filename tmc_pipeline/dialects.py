@@ -97,6 +97,10 @@ class Database:
         division = "/" if self.family == "postgresql" else "DIV"
         return f"(({number} >> 22) + {EPOCH_MS}) {division} {_DAY_MS}"
 
+    def hexadecimal(self, column: str) -> str:
+        """An expression: bytes as upper-case text."""
+        return f"UPPER(ENCODE({column}, 'hex'))" if self.family == "postgresql" else f"HEX({column})"
+
     def mark(self, columns: Sequence[str]) -> str:
         """An expression: a number that stands for what these columns have, the same that reconcile/ledgers.marked makes."""
         if self.family == "postgresql":

@@ -170,8 +170,7 @@ def _stored(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
 
 def _subscribers(spark: SparkSession) -> DataFrame:
     rows = [
-        (number, f"{name}.default", "order.paid", 0, None, None, [], False)
-        for number, name in ((1, "coupons"), (7, "mails"))
+        (number, f"{name}.default", "order.paid", 0, None, [], False) for number, name in ((1, "coupons"), (7, "mails"))
     ]
     return small_table(spark, rows, SUBSCRIBERS)
 
@@ -640,6 +639,21 @@ def test_producers_that_share_a_ledger_match_too(
     assert summary.consistent
     assert "24 messages match, 0 are judged" in caplog.text
     assert [each["rows"] for each in summary.sources if each["app"] in ("p1", "p2")] == [16, 16]
+
+
+def test_a_service_may_have_its_ledger_and_its_inbox_in_one_database(
+    spark: SparkSession, filled: Any, folder: Path
+) -> None:
+    center = filled(6, (7,))
+    center.fill_ledgers()
+    both = center.ledger("p1")
+    with center.sql(both) as run:
+        run.exec_driver_sql(f"INSERT INTO tmc_inbox SELECT * FROM {center.ledger('c1')}.tmc_inbox")
+    url = center.server.url(both)
+    jobs = Jobs(spark, center, folder, producers=[{"app": "p1", "url": url}], consumers=[{"app": "c1", "url": url}])
+    summary = jobs.run_reconcile()
+    assert summary.consistent
+    assert [(each["subscriber"], each["consumed"]) for each in summary.relations] == [("c1.default", 2)]
 
 
 class TestMappings:

@@ -134,6 +134,8 @@ class TestMissingEnd:
         _rewriting(jobs).compact()
         assert jobs.archive.chain().explains(first)
         assert jobs.run_archive().messages == 0
+        with pytest.raises(CannotRun, match=f"There is no run {second}"):
+            _rewriting(jobs).remove_run(second, "it has no manifest of its own any more")
 
 
 class TestRemovingARun:
@@ -157,6 +159,10 @@ class TestRemovingARun:
         _rewriting(jobs).compact()
         with pytest.raises(CannotRun, match="were merged with those of others"):
             _rewriting(jobs).remove_run(first, "why")
+        compaction = jobs.archive.chain().manifests[-1].run
+        with pytest.raises(CannotRun, match="archived nothing itself"):
+            _rewriting(jobs).remove_run(compaction, "why")
+        assert jobs.archived().count() == 24
 
 
 class TestARestoredCenter:

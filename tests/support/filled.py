@@ -104,7 +104,7 @@ class FilledCenter:
                 run.exec_driver_sql(
                     "INSERT INTO tmc_subscription (subscription_no, topic_no, app_no, tag, kind, interval_ms,"
                     " max_retry, cap_ms, effective_ms)"
-                    f" VALUES ({number}, {topic}, {len(PRODUCERS) + consumer}, 'default', 1, 10000, 5, 60000, 0)"
+                    f" VALUES ({number}, {topic}, {len(PRODUCERS) + consumer}, 'default', 1, 10000, 5, 60000, 1)"
                 )
 
     def fill(

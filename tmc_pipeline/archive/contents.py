@@ -66,7 +66,7 @@ class Archive:
     ) -> None:
         self._spark = spark
         self._center = center
-        self._gone = gone
+        self.gone = gone
         self.folder = HadoopFolder(spark, path, wait_s)
 
     def without(self, run: str) -> Archive:
@@ -109,13 +109,13 @@ class Archive:
 
         Raises CannotRun: the archive is another center's.
         """
-        chain = Chain(manifests=tuple(each for each in chain.manifests if each.run != self._gone))
+        chain = Chain(manifests=tuple(each for each in chain.manifests if each.run != self.gone))
         if chain.center not in ("", identity):
             raise CannotRun(
                 f"{self.folder.path()} is the archive of another center ({chain.center[:8]}), and [store] is center "
                 f"{identity[:8]}: correct archive.path or [store]."
             )
-        unknown = sorted(run for run in removing if run != self._gone and not chain.explains(run))
+        unknown = sorted(run for run in removing if run != self.gone and not chain.explains(run))
         newest = max((each.run for each in chain.manifests), default="none")
         return [
             f"{self.folder.path()} lacks run {run}, by which the center has removed messages; the newest run here is "

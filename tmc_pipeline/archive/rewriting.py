@@ -158,11 +158,13 @@ class Rewriting:
                 raise CannotRun(f"Run {run} was removed before: {chain.removed[run].reason}")
             made = [each for each in chain.manifests if each.run == run and not each.checkpoint]
             old = [part for part in chain.partitions if part.place.run == run]
-            if not made and run not in self._center.removing():
+            if not made and (chain.explains(run) or run not in self._center.removing()):
                 raise CannotRun(
                     f"There is no run {run}: the folder manifests and the log of archive runs have their names. One that a "
                     "compaction has merged into a checkpoint can no longer be removed."
                 )
+            if made and (made[0].retired or not made[0].before_ms):
+                raise CannotRun(f"Run {run} archived nothing itself: it rewrote what others had archived.")
             if made and {part.place for part in made[0].partitions} != {part.place for part in old}:
                 raise CannotRun(
                     f"The files of run {run} were merged with those of others, or have expired: it cannot be removed."

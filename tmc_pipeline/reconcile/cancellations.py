@@ -17,6 +17,7 @@ from tmc_server.domain.bulk import BulkAction, ItemOutcome
 
 _FORGOTTEN = 2  # tmc_bulk_progress.finished: the outcomes were deleted
 _BROADCAST = 100_000
+_CLOCKS_APART_MS = 10_000  # of the databases of catalog and shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,8 @@ def cancellations(center: CenterTables, kept: ExitStack) -> Cancellations:
             job = by_number[int(row.job_id)]
             for shard, _, receiver in json.loads(job.selection)["places"]:
                 if shard == row.shard:
-                    span = {"shard": shard, "from_ms": int(job.start_ms), "to_ms": int(row.updated_ms)}
+                    from_ms, to_ms = int(job.start_ms) - _CLOCKS_APART_MS, int(row.updated_ms) + _CLOCKS_APART_MS
+                    span = {"shard": shard, "from_ms": from_ms, "to_ms": to_ms}
                     spans[receiver].append(span)
     found = kept.enter_context(on_disk(every.distinct().withColumn("by_operator", f.lit(True))))
     count = found.count()

@@ -25,7 +25,7 @@ TOPICS = (
 )
 APPS = "producer_no int, producer string, complete_ms bigint, sdk boolean, noted_app string"
 SUBSCRIBERS = (
-    "subscription_no int, subscriber string, subscribed string, live_ms bigint, not_before_ms bigint, not_after_ms bigint,"
+    "subscription_no int, subscriber string, subscribed string, live_ms bigint, not_after_ms bigint,"
     " cancel_spans array<struct<shard: int, from_ms: bigint, to_ms: bigint>>, in_order boolean"
 )
 
@@ -38,7 +38,7 @@ class Catalog:
     since when its subscriber's notes are complete, null: they are not read; bit: the subscriber's own in this topic, 0: none.
     apps: APPS. complete_ms: as above; sdk: its notes are the SDK's ledger; noted_app: what its notes name as their app, or null.
     subscribers: SUBSCRIBERS. subscribed: the topic's name; live_ms: in effect since then and never removed, null: removed;
-    not_before_ms, not_after_ms: a message that is decided outside of these times is not due to it, null: not known;
+    not_after_ms: a message that is decided later is not due to it, null: it was not removed;
     cancel_spans: of Cancellations; in_order: of Names.
     names, bits: of topics and of their subscribers, by the topic's number.
     """
@@ -112,7 +112,7 @@ def catalog_of(
                     number,
                     *each,
                     live.get(number),
-                    *_in_effect(names, number),
+                    _not_after_ms(names, number),
                     cancel_spans.get(number, ()),
                     number in names.in_order,
                 )
@@ -125,9 +125,7 @@ def catalog_of(
     )
 
 
-def _in_effect(names: Names, subscription: int) -> tuple[int | None, int | None]:
-    """Return from when to when messages may have been decided that are due to it, with what servers may differ by."""
+def _not_after_ms(names: Names, subscription: int) -> int | None:
+    """Return when it was removed, with what servers may differ by."""
     life = names.lives.get(subscription)
-    if life is None:
-        return None, None
-    return life.from_ms - _SWITCH_MS, None if life.to_ms is None else life.to_ms + _SWITCH_MS
+    return None if life is None or life.to_ms is None else life.to_ms + _SWITCH_MS

@@ -27,7 +27,7 @@ CLAIM = t.StructType(
         t.StructField(
             "expected", t.IntegerType()
         ),  # 1: the subscription was in effect at the submit, and the row is missing
-        t.StructField("strange", t.ShortType()),  # 1: nobody knows this subscription, or it was not in effect
+        t.StructField("strange", t.ShortType()),  # 1: nobody knows this subscription, or it was removed
         t.StructField("revoked", t.ShortType()),  # 1: cancelled, and its subscription was never removed
         t.StructField("canceled", t.ShortType()),  # 1: cancelled, and the audit trail says by whom
         t.StructField("impossible", t.ShortType()),  # 1: its times cannot be
@@ -106,7 +106,6 @@ def center_claims(
     delivered = ~of_message & f.col("each.state").isNotNull()
     subscriber = f.coalesce("subscriber", f.concat(f.lit("subscription-"), "subscription_no"))
     meant = f.coalesce(f.col("replay_to") == f.col("subscription_no"), f.lit(True))
-    too_early = f.coalesce(f.col("decided_ms") < f.col("not_before_ms"), f.lit(False))
     too_late = f.coalesce(f.col("decided_ms") >= f.col("not_after_ms"), f.lit(False))
     to_all, to_one = (
         f.concat(f.lit("replay."), "replay_of"),
@@ -133,9 +132,7 @@ def center_claims(
             f.when(of_message, f.col("state")).otherwise(f.col("each.state")).alias("state"),
             f.when(itself | delivered, 1).otherwise(0).alias("copies"),
             "each.expected",
-            (delivered & (~(f.coalesce("subscribed", f.lit("")) == topic) | ~meant | too_early | too_late)).alias(
-                "strange"
-            ),
+            (delivered & (~(f.coalesce("subscribed", f.lit("")) == topic) | ~meant | too_late)).alias("strange"),
             (delivered & cancelled & f.coalesce(f.col("each.created_ms") >= f.col("live_ms"), f.lit(False))).alias(
                 "revoked"
             ),

@@ -16,6 +16,8 @@ from tmc_pipeline.reconcile.verdicts import DUPLICATE_MESSAGE, OUT_OF_ORDER
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 
+_ROUNDING_MS = 1_000
+
 
 def repeated_keys(outlines: DataFrame, horizon_ms: int) -> DataFrame:
     """OUTLINE -> FINDING: committed under a key that an earlier message still had.
@@ -36,7 +38,7 @@ def repeated_keys(outlines: DataFrame, horizon_ms: int) -> DataFrame:
     freed_ms = f.when(~f.col("stored") & (closed_ms < horizon_ms), closed_ms)  # null: it cannot have been removed
     found = (
         committed.withColumn("key", key)
-        .join(f.broadcast(several), "key", "left_semi")
+        .join(several, "key", "left_semi")
         .groupBy("topic_no", "producer_tag", "message_key", "shard", "id")
         .agg(
             f.max(own_id()).alias("message_id"),
@@ -85,11 +87,12 @@ def out_of_order(outlines: DataFrame, catalog: Catalog) -> DataFrame:
         "two_after": f.lead("closed_ms", 2),
     }
     beside = acked.withColumns({name: column.over(line) for name, column in around.items()})
+    # Servers' readings of the database's clock differ a little.
     own = f.col("closed_ms")
     # Of two neighbors that were acked the wrong way round, the one that does not fit the next neighbor either is out of order.
     others_fault = f.coalesce(f.col("before") > f.col("after"), f.lit(False))
-    too_early = (own < f.col("before")) & f.coalesce(own < f.col("two_before"), ~others_fault)
-    too_late = (own > f.col("after")) & f.coalesce(
+    too_early = (own < f.col("before") - _ROUNDING_MS) & f.coalesce(own < f.col("two_before"), ~others_fault)
+    too_late = (own > f.col("after") + _ROUNDING_MS) & f.coalesce(
         f.col("after") >= f.col("before"), f.coalesce(own > f.col("two_after"), f.lit(False))
     )
     late = beside.where(f.coalesce(too_early | too_late, f.lit(False))).withColumn(
@@ -110,7 +113,6 @@ def inboxes_out_of_order(
     """
     rows = (
         _in_lines(outlines)
-        .where(f.col("sequence").isNotNull())
         .join(f.broadcast(catalog.topics.select("topic_no", "topic")), "topic_no")
         .join(f.broadcast(catalog.subscribers.select("subscription_no", "subscriber")), "subscription_no")
     )
@@ -121,10 +123,11 @@ def inboxes_out_of_order(
         f.max_by("shard", acked).alias("shard"),
         f.max_by("id", acked).alias("id"),
         f.max("sequence").alias("given"),
+        f.bool_or(f.col("sequence").isNull()).alias("forgotten"),  # of a skipped message that was reactivated
     )
     both = lines.join(given, ["subscriber", "topic", "order_key"]).where(f.col("acked").isNotNull())
     behind = f.col("sequence") < f.col("acked")
-    ahead = (f.col("sequence") > f.col("given")) & f.lit(complete)
+    ahead = (f.col("sequence") > f.col("given")) & ~f.col("forgotten") & f.lit(complete)
     why = f.when(behind, "the inbox has an older sequence of its order key").otherwise(
         "the inbox has a newer sequence of its order key than was given"
     )

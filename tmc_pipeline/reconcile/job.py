@@ -60,6 +60,8 @@ log = logging.getLogger("tmc.pipeline")
 _ROWS_OF_A_PARTITION = 250_000  # sorted in memory by one task
 _ROWS_OF_A_FILE = 1_000_000
 _CLOCKS_APART_MS = 3_600_000  # of services and servers
+_MEASURED = 20  # notes from which the clock of a source is measured
+_FAR_BACK_MS = 30 * DAY_MS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +190,8 @@ class Reconciliation:
             noted_apps = {each.app: None if is_shared(each, producers) else each.app for each in producers}
             canceled = cancellations(self._center, kept)
             catalog = catalog_of(self._spark, self._center.names, archived, audited, noted_apps, canceled.spans)
-            findings = self._findings(kept, records, lines, catalog, scope, audited)
+            erased = bool(archived.erased)
+            findings = self._findings(kept, records, lines, catalog, scope, audited, erased=erased)
             matching, others = self._matched(kept, records, catalog, findings)
             judged_ = kept.enter_context(
                 on_disk(self._judged(kept, records, others, catalog, canceled, audited, scope))
@@ -235,7 +238,9 @@ class Reconciliation:
     ) -> tuple[DataFrame, Sequence[Mapping[str, Any]]]:
         """NOTED within the scope, and what the summary says of the sources."""
         first, numbers = scope.notes
-        notes = None if scope.is_everything else Notes(first=first, numbers=numbers)
+        goes_far_back = scope.last is not None and scope.from_ms < scope.last.until_ms - _FAR_BACK_MS
+        # All of them by many tasks, rather than most of them by one.
+        notes = None if scope.is_everything or goes_far_back else Notes(first=first, numbers=numbers)
         # Numbered: Spark would cache identical frames once, and fill that cache twice at the same time.
         frames = [
             kept.enter_context(
@@ -251,21 +256,28 @@ class Reconciliation:
         once = [
             frame.drop("source")
             for number, frame in enumerate(frames)
-            if not any(reads_the_same(sources[number], each) for each in producers[:number])
+            if number >= len(producers) or not any(reads_the_same(sources[number], each) for each in producers[:number])
         ]
         return _all(once), _summed(sources, seen)
 
     def _cleaned(self, producers: Sequence[LedgerSource], consumers: Sequence[LedgerSource]) -> dict[str, int]:
         """Return, by source_key, how far its rows may have been cleaned away."""
-        return {
-            key_of(source, kind): max(source.since_ms, self._ledgers.horizon_ms(source, kind) + DAY_MS)
-            for kind, some in ((PRODUCER, producers), (CONSUMER, consumers))
-            for source in some
-        }
+        cleaned: dict[str, int] = {}
+        for kind, some in ((PRODUCER, producers), (CONSUMER, consumers)):
+            for source in some:  # several consumers may share an inbox
+                far_ms = max(source.since_ms, self._ledgers.horizon_ms(source, kind) + DAY_MS)
+                cleaned[key_of(source, kind)] = max(far_ms, cleaned.get(key_of(source, kind), 0))
+        return cleaned
 
     def _lines(self, kept: ExitStack, consumers: Sequence[LedgerSource]) -> DataFrame | None:
         """LINE of every inbox, read before the center's tables; None: no topic is ordered, or no inbox is known."""
-        lines = self._ledgers.lines(consumers) if self._center.names.ordered else None
+        names = self._center.names
+        ordered = {
+            name
+            for number, (_, name, _) in names.subscriptions.items()
+            if names.lives[number].topic_no in names.ordered
+        }
+        lines = self._ledgers.lines([each for each in consumers if f"{each.app}.{each.tag}" in ordered])
         if lines is None:
             return None
         lines = kept.enter_context(on_disk(lines))
@@ -293,15 +305,17 @@ class Reconciliation:
         catalog: Catalog,
         scope: Scope,
         audited: Audited,
+        *,
+        erased: bool,
     ) -> DataFrame | None:
-        """FINDING, kept on disk; None: there are none."""
+        """FINDING, kept on disk; None: there are none. erased: the archive has messages without their order keys."""
         found = [repeated_keys(records.center, self._center.horizon_ms())]
         ordered = self._center.names.ordered
         if ordered:
             outlines = records.center.where(f.col("topic_no").isin(*sorted(ordered)))
             found.append(out_of_order(outlines, catalog))
             if lines is not None:
-                complete = scope.is_everything and not audited.center_ms and not audited.expired
+                complete = scope.is_everything and not (audited.center_ms or audited.expired or erased)
                 acked_before_ms = records.now_ms - self._tolerance_ms
                 found.append(inboxes_out_of_order(outlines, lines, catalog, acked_before_ms, complete))
         findings = kept.enter_context(on_disk(_all(found).dropDuplicates(["number", "subscriber"])))
@@ -395,13 +409,14 @@ class Reconciliation:
     ) -> Audited:
         """sources: of _summed, in the order of producers and consumers."""
         removed_ms = self._center.horizon_ms()
-        by_list = removed_ms <= archived.before_ms
+        by_list = removed_ms <= archived.before_ms or any(run in archived.removed for run in self._center.removing())
         behind_ms = [each["clock_behind_ms"] for each in sources]
 
         def since_ms(source: LedgerSource, kind: Kind, behind_ms: int) -> int:
             """Rows are cleaned by the clock that wrote them, messages are dated by the center's."""
             horizon = self._ledgers.horizon_ms(source, kind)
-            return max(source.since_ms, horizon + max(_CLOCKS_APART_MS, behind_ms) if horizon else 0)
+            apart_ms = min(max(_CLOCKS_APART_MS, behind_ms), DAY_MS)
+            return max(source.since_ms, horizon + apart_ms if horizon else 0)
 
         return Audited(
             producers=_since(
@@ -544,7 +559,8 @@ def _counts(noted: DataFrame, ahead_ms: int) -> DataFrame:
         f.count_if(f.col("message_id").isNull()).alias("nameless"),
         f.sum("unknown").alias("unknown"),
         f.count_if(f.col("at_ms") > ahead_ms).alias("ahead"),
-        f.percentile_approx(behind, 0.99).alias("behind_ms"),
+        # Of a few rows, one bad time would be the measure.
+        f.when(f.count(behind) >= _MEASURED, f.percentile_approx(behind, 0.99)).alias("behind_ms"),
     )
 
 

@@ -12,6 +12,7 @@ null where they are not kept; noted_app string: whose ledger it is, null: severa
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ from tmc_pipeline.reconcile.days import DAY_MS, Sum
 from tmc_pipeline.reconcile.outlines import made_ms, noted_number
 from tmc_pipeline.session import SLICE
 from tmc_pipeline.settings import LedgerSource
+
+log = logging.getLogger("tmc.pipeline")
 
 _IDENTITY = {"topic": "topic", "message_key": "message_key", "attempt_id": "attempt_id"}  # of the SDK's ledger
 _ID = r"^\d+-\d+-\d\d-\d+\z"  # with $, a line break could follow
@@ -62,7 +65,7 @@ PRODUCER = Kind(
     usual={"message_id": "message_id", "state": "state", "at_ms": "created_ms"},
     key=("message_id",),
     free=frozenset({"body_sha256", *_IDENTITY}),
-    marking=("message_id", "state", "at_ms", "topic", "message_key"),
+    marking=("message_id", "state", "at_ms", "topic", "message_key", "attempt_id"),
 )
 CONSUMER = Kind(
     name="consumer",
@@ -156,7 +159,7 @@ class Ledgers:
             named = f.col(columns["subscriber"]).cast("string")
             others = [f"{each.app}.{each.tag}" for each in here if each is not source]
             mine = ~named.isin(others) if here[0] is source else named == f"{source.app}.{source.tag}"
-            rows = rows.where(f.coalesce(mine, f.lit(True)) if others else f.lit(True))
+            rows = rows.where(f.coalesce(mine, f.lit(here[0] is source)) if others else f.lit(True))
             own = f.coalesce(named, own)
         return _shaped(rows, columns, own, {"effects": f.lit(1)})
 
@@ -182,7 +185,7 @@ class Ledgers:
                     wanted += f" AND {place.is_id(named['message_id'])}"
                 query = (
                     f"SELECT {place.day(number)} AS day, COUNT(*) AS found, "
-                    f"SUM({place.mark([named[name] for name in _marking(source, kind)])}) AS marks "
+                    f"SUM({place.mark(_texts(place, named, _marking(source, kind)))}) AS marks "
                     f"FROM {source.table or kind.table} WHERE {wanted} GROUP BY 1"
                 )
                 found = self._small(place, query, "day BIGINT, found BIGINT, marks BIGINT")
@@ -207,8 +210,14 @@ class Ledgers:
         if kind is CONSUMER:
             subscriber = f"{source.app}.{source.tag}".replace("'", "")
             query = f"SELECT horizon_ms FROM tmc_inbox_horizon WHERE subscriber = '{subscriber}'"
-        with translated():
-            rows = self._small(place, query, "horizon_ms BIGINT")
+        try:
+            with translated():
+                rows = self._small(place, query, "horizon_ms BIGINT")
+        except CannotRun as exc:
+            if "There is no table" not in str(exc):
+                raise
+            log.warning("%s: how far it was cleaned is not known, its SDK is older: %s", source.app, exc)
+            return 0
         return max((int(row.horizon_ms) for row in rows), default=0)
 
     def lines(self, consumers: Sequence[LedgerSource]) -> DataFrame | None:
@@ -235,7 +244,10 @@ class Ledgers:
             rows = self._read(place, source.table or kind.table, rows, slicing, columns["message_id"], notes)
         elif notes is not None:
             rows = rows.where(notes.chosen(_number_in(columns["message_id"])))
-        marking = [f.col(columns[name]).cast("string") for name in _marking(source, kind) if name in columns]
+        marking = [
+            f.hex(columns[name]) if name == "attempt_id" else f.col(columns[name]).cast("string")
+            for name in _marking(source, kind)
+        ]
         family = place.family if place is not None else ""
         return rows.withColumns({"mark": marked(family, marking), "source_key": f.lit(key_of(source, kind))}), columns
 
@@ -353,6 +365,11 @@ def key_of(source: LedgerSource, kind: Kind) -> str:
 def _marking(source: LedgerSource, kind: Kind) -> tuple[str, ...]:
     """Return what marks are made of. Databases and Spark may write times and numbers of other tables as different texts."""
     return kind.marking if source.is_sdk else ("message_id",)
+
+
+def _texts(place: Database, named: Mapping[str, str], marking: Sequence[str]) -> list[str]:
+    """Return expressions of what marks are made of, in SQL."""
+    return [place.hexadecimal(named[name]) if name == "attempt_id" else named[name] for name in marking]
 
 
 def _slicing(source: LedgerSource, kind: Kind, columns: Mapping[str, str], rows: DataFrame) -> tuple[str, ...]:

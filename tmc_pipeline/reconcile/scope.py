@@ -148,7 +148,7 @@ class State:
         for run in reversed(self.folder.names()):
             if not run.startswith("_") and self.folder.exists(f"{run}/summary.json"):
                 summary = json.loads(self.folder.read(f"{run}/summary.json"))
-                if "until_ms" in summary:
+                if "until_ms" in summary and self.folder.exists(f"{run}/{_DAYS}"):
                     return self._left(run, int(summary["until_ms"]))
         return None
 

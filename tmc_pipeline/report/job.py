@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from tmc_pipeline.archive.contents import Archive, closed_since, moment, subscriber_names
@@ -17,12 +17,12 @@ from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import MESSAGE, on_disk, small_table, with_topic, without
-from tmc_pipeline.reconcile.verdicts import PENDING
+from tmc_pipeline.reconcile.verdicts import DISCREPANCIES
 from tmc_pipeline.report import figures, page
 
 log = logging.getLogger("tmc.pipeline")
 
-_EXAMPLES = 20  # discrepancies on the page; all are in the details of the reconciliation
+_EXAMPLES = 3  # discrepancies of each verdict on the page; all are in the details of the reconciliation
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,13 @@ class Report:
             if self._reconciled is not None and self._reconciled.exists(f"{run}/summary.json"):
                 summary = json.loads(self._reconciled.read(f"{run}/summary.json"))
                 details = self._spark.read.parquet(self._reconciled.path(f"{run}/details.parquet"))
-                found = details.where(f.col("verdict") != PENDING).select(
+                found = details.where(f.col("verdict").isin(*DISCREPANCIES)).select(
                     "verdict", "message_id", "subscriber", "topic"
                 )
-                rows = [row.asDict() for row in found.orderBy("verdict", "message_id", "subscriber").take(_EXAMPLES)]
+                place = f.row_number().over(Window.partitionBy("verdict").orderBy("message_id", "subscriber"))
+                examples = found.withColumn("place", place).where(f.col("place") <= _EXAMPLES).drop("place").collect()
+                worst_first = sorted(examples, key=lambda row: -DISCREPANCIES.index(row.verdict))
+                rows = [row.asDict() for row in worst_first]
                 return page.Verdicts(run=run, summary=summary, examples=rows)
         return None
 

@@ -19,8 +19,12 @@ from tmc_server.store.tables import alert, bulk_item, bulk_progress, episode, no
 _OLD_TOMBSTONES = sa.select(tombstone.c.attempt_id).where(tombstone.c.created_ms < sa.bindparam("before"))
 _OLD_ALERTS = sa.select(alert.c.id).where(alert.c.sent_ms < sa.bindparam("before"))
 _FINISHED, _FORGOTTEN = 1, 2  # see tmc_bulk_progress
+_HAS_ITEMS = (
+    sa.exists().where(bulk_item.c.job_id == bulk_progress.c.job_id, bulk_item.c.shard == bulk_progress.c.shard)
+).correlate(bulk_progress)
 _OLD_PROGRESS = sa.select(bulk_progress.c.job_id, bulk_progress.c.shard).where(
-    bulk_progress.c.updated_ms < sa.bindparam("before"), bulk_progress.c.finished == _FINISHED
+    bulk_progress.c.updated_ms < sa.bindparam("before"),
+    (bulk_progress.c.finished == _FINISHED) | ((bulk_progress.c.finished == _FORGOTTEN) & _HAS_ITEMS),
 )
 _ITEMS = sa.select(bulk_item.c.message_id).where(
     bulk_item.c.job_id == sa.bindparam("job_id"), bulk_item.c.shard == sa.bindparam("shard")
@@ -124,14 +128,12 @@ class ClosedMessages:
         return total
 
     def _forget_items(self, job: int, shard: Shard, numbers: Sequence[MessageNumber]) -> int:
-        """numbers: empty when none is left."""
+        """Forget them from the first page on: a reconciliation must not take what is left for all there was."""
         with self._database.transaction() as connection:
-            if numbers:
-                some = (bulk_item.c.job_id == job, bulk_item.c.shard == shard, bulk_item.c.message_id.in_(numbers))
-                return connection.execute(bulk_item.delete().where(*some)).rowcount
             done = bulk_progress.update().where(bulk_progress.c.job_id == job, bulk_progress.c.shard == shard)
             connection.execute(done.values(finished=_FORGOTTEN))
-            return 0
+            some = (bulk_item.c.job_id == job, bulk_item.c.shard == shard, bulk_item.c.message_id.in_(numbers))
+            return connection.execute(bulk_item.delete().where(*some)).rowcount
 
     def _delete(self, column: sa.Column[Any], values: Sequence[Any]) -> int:
         with self._database.transaction() as connection:
