@@ -321,11 +321,11 @@ def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: C
         sql.exec_driver_sql("DELETE FROM tmc_ledger LIMIT 1")
     reconciled = run(tmp_path, "reconcile", settings=settings)
     assert reconciled.returncode == 1
-    assert "ghost                        1" in reconciled.stdout
+    assert f"{'ghost':24}{1:12}" in reconciled.stdout
     assert 'tmc_pipeline_messages{verdict="ghost"} 1.0' in (tmp_path / "tmc_pipeline_reconcile.prom").read_text()
     again = run(tmp_path, "reconcile", "--since", "last", settings=settings)
     assert again.returncode == 1, "the ghost is reported until it is repaired"
-    assert "agreed                       0" in again.stdout
+    assert f"{'agreed':24}{0:12}" in again.stdout
     assert "ended before --since" in refusal(run(tmp_path, "reconcile", "--since", "2090-01-01", settings=settings))
     config = ("--config", str(tmp_path / "pipeline.toml"))
     compacted = run(tmp_path, "archive", "compact", *config)
