@@ -61,8 +61,10 @@ def two_runs(spark: SparkSession, filled: Fill, folder: Path) -> tuple[Jobs, lis
     center = filled(6)
     center.fill_ledgers()
     jobs = Jobs(spark, center, folder)
-    late = jobs.tables.now_ms() - START_MS
-    return jobs, [jobs.run_archive(lag_ms=late - 3_500).run, jobs.run_archive().run]
+    with pytest.MonkeyPatch.context() as early:
+        early.setattr(CenterTables, "now_ms", lambda _: START_MS + 63_500)
+        first = jobs.run_archive(lag_ms=60_000).run
+    return jobs, [first, jobs.run_archive().run]
 
 
 class TestAnothers:
