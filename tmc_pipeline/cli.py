@@ -392,7 +392,7 @@ def accept(
         list[str] | None, typer.Argument(help="message ids of discrepancies of the last reconciliation")
     ] = None,
     verdict: Annotated[str, typer.Option(help="only this verdict; without ids, all messages that have it: lost")] = "",
-    days: Annotated[int, typer.Option(min=1, max=3650, help="after so many days it is reported again")] = 90,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="number of days until it is reported again")] = 90,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="report these messages again at once")] = False,
     master: Master = "",
 ) -> None:

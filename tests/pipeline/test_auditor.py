@@ -98,7 +98,7 @@ def test_there_are_at_least_a_hundred_and_twenty_kinds_and_one_for_each_discrepa
 
 
 def test_every_column_that_is_archived_has_a_kind() -> None:
-    """Whoever adds one says here what is wrong when it differs."""
+    """A new column needs an entry that says which verdict a difference gets."""
     assert set(CHANGED) == set(MESSAGE.names) - {"shard", "id", "consumptions", "attempts"}
     assert set(CHANGED_DELIVERY) == set(CONSUMPTION.names)
     assert set(IDENTITY) | set(CONTENT) | set(COURSE) == set(MESSAGE.names) - {"shard", "id"}

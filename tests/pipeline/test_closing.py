@@ -1,4 +1,4 @@
-"""What people did about deliveries and discrepancies: canceled by an operator, repaired by a replay, accepted for a while."""
+"""People act on deliveries and discrepancies: they cancel, repair by a replay, clean, and accept for a while."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Month:
             self.acked.append(number)
 
     def fail(self) -> None:
-        """An attempt of a delivery; it goes on."""
+        """Fail one attempt of a delivery; the delivery goes on."""
         if self.under_way:
             self.store.perform(self.store.nack_of(self.dice.choice(self.under_way), 1))
 

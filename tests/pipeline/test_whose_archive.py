@@ -169,7 +169,7 @@ class TestRemovingARun:
 
 class TestARestoredCenter:
     def test_what_is_open_again_is_taken_out_and_archived_as_it_closes(self, two_runs: tuple[Jobs, list[str]]) -> None:
-        """Of yesterday: some deliveries are open again, and what was prepared since is not known at all."""
+        """The backup is of yesterday: some deliveries are open again, and later messages are not known at all."""
         jobs, _ = two_runs
         (number,) = jobs.center.rows("SELECT MAX(id) FROM tmc_message_{nn}", [7])[0]
         jobs.center.change(

@@ -46,7 +46,7 @@ class FilledCenter:
 
     @property
     def identity(self) -> str:
-        """Of its catalog."""
+        """Return the identity of its catalog."""
         with self.sql() as run:
             return str(run.exec_driver_sql("SELECT identity FROM tmc_database").scalar_one())
 

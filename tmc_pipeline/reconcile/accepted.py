@@ -36,7 +36,7 @@ class Acceptance:
     expires_ms: int
 
     @property
-    def told(self) -> str:
+    def explanation(self) -> str:
         """Return what the details say."""
         return (
             f"accepted until {datetime.fromtimestamp(self.expires_ms / 1000, UTC):%Y-%m-%d} by {self.by}: {self.reason}"

@@ -1,4 +1,4 @@
-"""What several rows say together, and what people did about it: findings, replays that repaired, discrepancies accepted."""
+"""Explain judged rows by what stands beside them: findings, replays that repaired, and discrepancies that were accepted."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def _repaired(rows: DataFrame) -> DataFrame:
 
 def _accepted(rows: DataFrame, accepted: Sequence[Acceptance]) -> DataFrame:
     """An acceptance is of one verdict on one row: whatever else is found about the message is reported."""
-    told = {(each.number, each.subscriber, each.verdict): each.told for each in accepted}
-    columns = "number string, subscriber string, verdict string, told string"
-    listed = small_table(rows.sparkSession, [(*key, text) for key, text in told.items()], columns)
+    texts = {(each.number, each.subscriber, each.verdict): each.explanation for each in accepted}
+    columns = "number string, subscriber string, verdict string, explanation string"
+    listed = small_table(rows.sparkSession, [(*key, text) for key, text in texts.items()], columns)
     joined = rows.join(f.broadcast(listed), ["number", "subscriber", "verdict"], "left")
-    is_accepted = f.col("told").isNotNull() & f.col("verdict").isin(*DISCREPANCIES)
+    is_accepted = f.col("explanation").isNotNull() & f.col("verdict").isin(*DISCREPANCIES)
     return joined.withColumns(
         {
-            "reason": f.when(is_accepted, f.col("told")).otherwise(f.col("reason")),
+            "reason": f.when(is_accepted, f.col("explanation")).otherwise(f.col("reason")),
             "verdict": f.when(is_accepted, ACCEPTED).otherwise(f.col("verdict")),
         }
-    ).drop("told")
+    ).drop("explanation")

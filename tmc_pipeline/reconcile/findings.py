@@ -1,4 +1,4 @@
-"""What takes several messages to see: one key committed twice, and order keys whose messages were not in order.
+"""Find what takes several messages to see: one key committed twice, and order keys whose messages were not in order.
 
 FINDING: number string (SHARD-NUMBER), subscriber string ("": the message itself), found string (a verdict), why string.
 """

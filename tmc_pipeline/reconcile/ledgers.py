@@ -79,7 +79,7 @@ CONSUMER = Kind(
 
 @dataclass(frozen=True, kw_only=True)
 class Notes:
-    """Those about messages with numbers from `first` on, or in `numbers`. below: those with numbers below `first` instead."""
+    """Select notes of messages with numbers from `first` on, or in `numbers`. below: those with numbers below `first` instead."""
 
     first: int
     numbers: Sequence[int] = ()

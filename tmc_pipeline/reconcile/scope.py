@@ -37,7 +37,7 @@ _BROADCAST = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLeft:
-    """What was left open in one shard: how many, and the lowest and the highest number."""
+    """Count what was left open in one shard: how many, and the lowest and the highest number."""
 
     count: int
     low: int
@@ -46,7 +46,7 @@ class ShardLeft:
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What a run left open. until_ms: it compared all messages prepared earlier.
+    """Hold what a run left open. until_ms: it compared all messages prepared earlier.
 
     shards: what is open, by shard.  numbers: those, where they are few; None: they are many.
     differing: the lowest and the highest number of those on which the sides differ, so that the archive may have them already;
