@@ -30,7 +30,7 @@ import tmc_client as tmc
 import tmc_client.aio
 from tests.support.center import RunningCenter
 from tests.support.mariadb import MariaDB
-from tests.support.store import StoreUnderTest, mariadb_store, sqlite_store
+from tests.support.store import StoreUnderTest, server_store, sqlite_store
 from tmc_client.producing.ledger import rows_for
 from tmc_client.tables import inbox, ledger
 from tmc_server.domain.operations import Operation
@@ -161,7 +161,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            for name, store in {"sqlite": sqlite_store(folder), "mariadb": mariadb_store(server)}.items():
+            for name, store in {"sqlite": sqlite_store(folder), "mariadb": server_store(server)}.items():
                 figures |= {f"{key}_{name}": count for key, count in statements(store).items()}
             for name, url in {"sqlite": f"sqlite:///{folder}/c.db", "mariadb": server.create("center")}.items():
                 with (

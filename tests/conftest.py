@@ -12,8 +12,10 @@ from tests.support.dose import LONG
 from tests.support.mariadb import MariaDB
 from tests.support.postgresql import PostgreSQL
 from tests.support.rabbitmq import RabbitMQ
-from tests.support.store import StoreUnderTest, mariadb_store, sqlite_store
+from tests.support.store import StoreUnderTest, server_store, sqlite_store
 
+SERVERS = ("mariadb", "postgresql")
+"""Fixtures of database servers that the center runs on."""
 _FIGURES = pytest.StashKey[list[str]]()
 
 
@@ -70,10 +72,19 @@ def consul() -> Iterator[Consul]:
     agent.stop()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+_SERVERS = [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in SERVERS]
+
+
+@pytest.fixture(params=_SERVERS)
+def database_server(request: pytest.FixtureRequest) -> MariaDB | PostgreSQL:
+    """A server whose transactions write beside each other and lock rows."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["sqlite", *_SERVERS])
 def store(request: pytest.FixtureRequest, tmp_path) -> Iterator[StoreUnderTest]:
     """An empty store with app `orders` owning topic `order.paid`, and `coupons` subscribed to it; manual clock."""
-    sqlite = request.param == "sqlite"
-    made = sqlite_store(tmp_path) if sqlite else mariadb_store(request.getfixturevalue("mariadb"))
+    kind = request.param
+    made = server_store(request.getfixturevalue(kind)) if kind in SERVERS else sqlite_store(tmp_path)
     yield made
     made.close()

@@ -43,6 +43,9 @@ def serve_command(
 def dev(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on loopback; 0 takes a free one.")] = 50051,
     data: Annotated[str, typer.Option(help="SQLite file; created when missing.")] = "tmc-dev.db",
+    store: Annotated[
+        str, typer.Option(help="Instead of a file: postgresql://USER:PASSWORD@HOST/DATABASE, or mysql://...")
+    ] = "",
     console_port: Annotated[
         int, typer.Option(min=-1, max=65_535, help="Port of the web console; 0 takes a free one, -1: no console.")
     ] = 50052,
@@ -51,18 +54,19 @@ def dev(
     """Run the whole center in one process: SQLite, built-in delivery, no credentials, loopback only."""
     settings = loaded(config)
     try:
-        Path(data).parent.mkdir(parents=True, exist_ok=True)
+        if not store:
+            Path(data).parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         fail(f"--data: cannot make the folder of {data}: {exc.strerror}.")
     try:
-        changed = in_one_process(settings, f"sqlite:///{data}", port)
+        changed = in_one_process(settings, store or f"sqlite:///{data}", port)
     except CannotStart as exc:
         fail(exc)
     configure_logging(settings.log)
 
     def say(port: int) -> None:
         typer.echo(
-            f"tmc dev on 127.0.0.1:{port}, messages in {data}.\n"
+            f"tmc dev on 127.0.0.1:{port}, messages in {'the database of --store' if store else data}.\n"
             "Open to everybody on this machine: apps and topics are made when they are first named.",
             err=True,
         )

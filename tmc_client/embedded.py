@@ -86,10 +86,10 @@ os.register_at_fork(after_in_child=_in_child)
 
 def _absolute(database: str) -> str:
     """The same text for the same SQLite file, wherever the program goes. Raises InvalidRequest."""
-    if not database.startswith(("sqlite:", "mysql", "mariadb")):
+    if not database.startswith(("sqlite:", "mysql", "mariadb", "postgresql")):
         raise errors.InvalidRequest(
-            "The center keeps its messages in SQLite, MariaDB or MySQL: give embedded+sqlite:///FILE or "
-            "embedded+mysql://USER:PASSWORD@HOST/DATABASE. Your business database may be PostgreSQL all the same."
+            "The center keeps its messages in SQLite, PostgreSQL, MariaDB or MySQL: give embedded+sqlite:///FILE, "
+            "embedded+postgresql://USER:PASSWORD@HOST/DATABASE or embedded+mysql://USER:PASSWORD@HOST/DATABASE."
         )
     if not database.startswith(_SQLITE):
         return database

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _EXTRAS = {
     "MySQLdb": "mysql",
+    "psycopg": "postgresql",
     "pika": "rabbitmq",
     "consul": "consul",
     "requests": "consul",

@@ -370,7 +370,7 @@ def in_range(shard: int, among: MessageRange) -> str:
 def messages_of(place: Database, shard: int, since_ms: int, body: bool = True, attempts: bool = True) -> str:
     """A query of one shard; Spark adds the range of ids, and the database carries it into the primary key."""
     consumption, attempt = f"tmc_consumption_{shard:02d}", f"tmc_attempt_{shard:02d}"
-    wanted = [f"m.{name}" if body or name != "body" else "NULL AS body" for name in names(STORED)]
+    wanted = [f"m.{name}" if body or name != "body" else f"{place.no_bytes} AS body" for name in names(STORED)]
     consumptions = place.rows_as_json(consumption, "c", "c.message_id = m.id", named(CONSUMPTION))
     failed = place.rows_as_json(attempt, "a", "a.message_id = m.id", named(ATTEMPT), texts=("error",))
     belongings = place.json_object(c=consumptions, **({"a": failed} if attempts else {}))

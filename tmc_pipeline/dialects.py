@@ -2,7 +2,7 @@
 
 MariaDB and MySQL: `jdbc:mysql:` with MariaDB's driver. Spark has a dialect for that prefix only; with `jdbc:mariadb:` it quotes
 columns in a way that MariaDB reads as text, and every row would hold the column names. SQLite: the xerial driver, whose
-types depend on the first row, so every read states its column types. PostgreSQL: ledgers and inboxes only, no center.
+types depend on the first row, so every read states its column types.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class Database:
         values = {name: f"{alias}.{column}" for name, column in columns.items()}
         if self.family == "sqlite":
             rows = f"json_group_array({self.json_object(**values)})"
+        elif self.family == "postgresql":
+            pairs = ", ".join(f"'{name}', {value}" for name, value in values.items())
+            rows = f"COALESCE(CAST(JSON_AGG(JSON_BUILD_OBJECT({pairs})) AS text), '[]')"
         else:
             quoted = {name: f"JSON_QUOTE({each})" if columns[name] in texts else each for name, each in values.items()}
             row = self.json_object(**{name: f"IFNULL({value}, 'null')" for name, value in quoted.items()})
@@ -53,13 +56,18 @@ class Database:
         return f"(SELECT {rows} FROM {table} {alias} WHERE {where})"
 
     def json_object(self, **values: str) -> str:
-        """An expression: one JSON object. values: expressions, for MariaDB and MySQL of JSON or numbers, and not NULL."""
+        """An expression: one JSON object. values: expressions of JSON or, in SQLite and MySQL, numbers; not NULL."""
         if self.family == "sqlite":
             pairs = ", ".join(f"'{name}', {value}" for name, value in values.items())
             return f"json_object({pairs})"
         # Joined as text: MariaDB's JSON functions check each value, and take twice as long.
         pairs = ", ',".join(f'"{name}":\', {value}' for name, value in values.items())
         return f"CONCAT('{{{pairs}, '}}')"
+
+    @property
+    def no_bytes(self) -> str:
+        """An expression: NULL in the place of bytes."""
+        return "CAST(NULL AS bytea)" if self.family == "postgresql" else "NULL"
 
     def chance(self, share: float) -> str:
         """A condition that selects about this share of the rows at random, each row independently."""

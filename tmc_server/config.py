@@ -87,18 +87,23 @@ def _addresses_or_nothing(value: str) -> str:
 Addresses = Annotated[str, AfterValidator(_addresses_or_nothing)]
 
 
+_POSTGRESQL = ("postgresql", "postgresql+psycopg")
+
+
 def _database_url(value: SecretStr) -> SecretStr:
     """Validate the URL. Unlike SQLAlchemy's errors, ours never quote the password."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
-        known = make_url(value.get_secret_value()).get_backend_name() in ("sqlite", "mysql", "mariadb")
+        url = make_url(value.get_secret_value())
+        known = url.get_backend_name() in ("sqlite", "mysql", "mariadb") or url.drivername in _POSTGRESQL
     except (ArgumentError, ValueError):
         known = False
     if not known:
         raise ValueError(
-            "give mariadb+mysqldb://user:password@host:3306/database or sqlite:///file; "
+            "give postgresql://user:password@host:5432/database, mariadb+mysqldb://user:password@host:3306/database "
+            "or sqlite:///file; "
             "special characters of a password are percent-encoded"
         ) from None
     return value

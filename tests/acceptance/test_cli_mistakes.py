@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from tests.support.certificates import Authority
 from tests.support.cluster import TMC
@@ -22,6 +23,7 @@ from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.mistakes import Table
 from tests.support.ports import free_port
+from tests.support.postgresql import PostgreSQL
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.web import web_server
 
@@ -125,7 +127,7 @@ MISTAKES = [
         id="no database URL",
         arguments="init",
         environment={"TMC_STORE__CATALOG": f"db:{SECRET}"},
-        says="store.catalog: give mariadb+mysqldb://user:***@host:3306/database or sqlite:///file",
+        says="store.catalog: give postgresql://user:***@host:5432/database, mariadb+mysqldb://user:***@host:3306/database",
     ),
     Mistake(
         id="no broker URL",
@@ -460,30 +462,32 @@ def test_a_token_goes_in_the_clear_only_where_that_is_said(places: Places) -> No
     assert _run(f"admin --address {places.plain} --token {places.token} list-apps", {}, places.folder).returncode == 0
 
 
-@pytest.mark.mariadb
-def test_a_wrong_password_is_said_at_once_and_names_user_and_host_alone(mariadb: MariaDB, tmp_path: Path) -> None:
-    url = f"mariadb+mysqldb://somebody:{SECRET}@127.0.0.1:{mariadb.port}/tmc"
+def test_a_wrong_user_is_said_at_once_and_names_user_and_host_alone(
+    database_server: MariaDB | PostgreSQL, tmp_path: Path
+) -> None:
+    url = sa.make_url(database_server.url("tmc")).set(username="somebody", password=SECRET)
     for command in ("serve", "init", "doctor"):
-        done = _run(command, {"TMC_STORE__CATALOG": url}, tmp_path)
+        done = _run(command, {"TMC_STORE__CATALOG": url.render_as_string(hide_password=False)}, tmp_path)
         assert done.returncode == 2
-        assert f"The database at 127.0.0.1:{mariadb.port} refuses the user 'somebody'" in done.stderr
+        assert f"The database at 127.0.0.1:{database_server.port} refuses the user 'somebody'" in done.stderr
         assert SECRET not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.mariadb
-def test_a_missing_database_is_named_and_init_makes_it(mariadb: MariaDB, tmp_path: Path) -> None:
-    environment = {"TMC_STORE__CATALOG": mariadb.url("tmc_not_there_yet")}
+def test_a_missing_database_is_named_and_init_makes_it(database_server: MariaDB | PostgreSQL, tmp_path: Path) -> None:
+    environment = {"TMC_STORE__CATALOG": database_server.url("tmc_not_there_yet")}
     for command in ("serve", "doctor"):
         done = _run(command, environment, tmp_path)
         assert (done.returncode, "There is no database 'tmc_not_there_yet'" in done.stderr) == (2, True)
     assert _run("init", environment, tmp_path).returncode == 0
+    assert _run("doctor", environment, tmp_path).returncode == 0
 
 
+@pytest.mark.parametrize("scheme", ["mariadb+mysqldb", "postgresql"])
 @pytest.mark.parametrize("command", ["init", "doctor"])
-def test_init_and_doctor_do_not_wait_for_a_database(tmp_path: Path, command: str) -> None:
+def test_init_and_doctor_do_not_wait_for_a_database(tmp_path: Path, command: str, scheme: str) -> None:
     port = free_port()
-    done = _run(command, {"TMC_STORE__CATALOG": f"mariadb+mysqldb://u:{SECRET}@127.0.0.1:{port}/tmc"}, tmp_path)
+    done = _run(command, {"TMC_STORE__CATALOG": f"{scheme}://u:{SECRET}@127.0.0.1:{port}/tmc"}, tmp_path)
     assert done.returncode == 2
     assert f"The database at 127.0.0.1:{port} does not answer" in done.stderr
     assert SECRET not in done.stderr
@@ -500,9 +504,14 @@ def _starting(environment: dict[str, str], log: Path) -> Iterator[subprocess.Pop
         process.wait(30)
 
 
-@pytest.mark.mariadb
-def test_a_server_waits_for_a_database_that_is_away_and_serves_when_it_is_back(tmp_path: Path) -> None:
-    database, log = MariaDB(), tmp_path / "log"
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(MariaDB, marks=pytest.mark.mariadb), pytest.param(PostgreSQL, marks=pytest.mark.postgresql)],
+)
+def test_a_server_waits_for_a_database_that_is_away_and_serves_when_it_is_back(
+    kind: type[MariaDB] | type[PostgreSQL], tmp_path: Path
+) -> None:
+    database, log = kind(), tmp_path / "log"
     address = f"127.0.0.1:{free_port()}"
     environment = {"TMC_STORE__CATALOG": database.url("tmc"), "TMC_SERVER__LISTEN": address}
     try:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import sqlalchemy as sa
@@ -37,13 +38,14 @@ def _chosen(points: Mapping[str, KillPoint]) -> list[str]:
 
 
 class Shop:
-    """Two servers; a shop whose purchases and effects are in MariaDB, and who answers checks; RabbitMQ."""
+    """Two servers; a shop whose purchases and effects are in the database of this kind, and who answers checks; RabbitMQ."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: Literal["mariadb", "postgresql"]) -> None:
         self.folder = folder
         port = free_port()
         self.cluster = Cluster(
             servers=2,
+            kind=kind,
             lease_seconds=1,
             TMC_DISCOVERY__INSTANCES=f'{{"orders": ["127.0.0.1:{port}"]}}',
             TMC_CHECKS__ALLOW='["127.0.0.0/8:*"]',
@@ -123,9 +125,9 @@ class Shop:
         self.cluster.stop()
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    made = Shop(tmp_path_factory.mktemp("kills"))
+@pytest.fixture(scope="module", params=["mariadb", "postgresql"])
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    made = Shop(tmp_path_factory.mktemp("kills"), request.param)
     yield made
     made.stop()
 

@@ -114,9 +114,15 @@ FAILURES = [
         "registration fails",
         {"TMC_CONSUL__AGENT": "127.0.0.1:1", "TMC_CONSUL__TOKEN": MARK, "TMC_DISCOVERY__KIND": "consul"},
     ),
-    ("serve", "waiting for", {"TMC_STORE__CATALOG": f"mariadb+mysqldb://u:{MARK}@127.0.0.1:1/db"}),
-    ("doctor", "", {"TMC_STORE__CATALOG": f"mariadb+mysqldb://u:{MARK}@127.0.0.1:1/db"}),
-    ("init", "", {"TMC_STORE__CATALOG": f"mariadb+mysqldb://u:{MARK}@127.0.0.1:1/db?{MARK}={MARK}"}),
+    *(
+        (command, until, {"TMC_STORE__CATALOG": f"{scheme}://u:{MARK}@127.0.0.1:1/db{options}"})
+        for scheme in ("mariadb+mysqldb", "postgresql")
+        for command, until, options in (
+            ("serve", "waiting for", ""),
+            ("doctor", "", ""),
+            ("init", "", f"?{MARK}={MARK}"),
+        )
+    ),
     ("consume no_such:thing", "", {"TMC_BROKER_PASSWORD": MARK}),
     ("consume no_such:thing", "", {"TMC_STORE__CATALOG": f"x:{MARK}"}),
     ("admin list-apps", "", {"TMC_ADMIN_TOKEN": MARK, "TMC_ADDRESS": "127.0.0.1:1"}),

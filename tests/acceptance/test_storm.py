@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,12 +20,15 @@ from tests.support.eventually import eventually
 from tests.support.storm import Storm
 from tests.support.story.cast import Story
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql, pytest.mark.services, pytest.mark.timeout(1200)]
 
 
-def test_after_a_storm_nothing_is_lost_invented_or_doubled(tmp_path: Path, note: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
+def test_after_a_storm_nothing_is_lost_invented_or_doubled(
+    kind: Literal["mariadb", "postgresql"], tmp_path: Path, note: Callable[[str], None]
+) -> None:
     seed = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
-    with Cluster(databases=2, servers=3, consul=True, broker_behind_proxy=True) as cluster:
+    with Cluster(databases=2, servers=3, kind=kind, consul=True, broker_behind_proxy=True) as cluster:
         cluster.shared(3)
         story = Story(cluster, tmp_path, count=10_000_000)
         try:
@@ -48,7 +52,7 @@ def test_after_a_storm_nothing_is_lost_invented_or_doubled(tmp_path: Path, note:
                 assert keys - set(effects) == set(), f"lost; seed {seed}"
                 assert set(effects.values()) == {1}, f"doubled; seed {seed}"
             note(
-                f"storm, seed {seed}: {sum(storm.struck.values())} faults of {len(storm.struck)} kinds, "
+                f"storm over {kind}, seed {seed}: {sum(storm.struck.values())} faults of {len(storm.struck)} kinds, "
                 f"{len(committed)} messages, {total} deliveries, settled {settled_s:.0f} s after the last fault"
             )
         finally:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from tests.support.consul import Consul
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.ports import free_port
+from tests.support.postgresql import PostgreSQL
 from tests.support.rabbitmq import RabbitCluster, RabbitMQ
 from tests.support.tcp_proxy import TcpProxy
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc
@@ -95,7 +96,7 @@ class Server:
 
 
 class Cluster:
-    """databases: MariaDB servers that share the 32 shards.  settings: further TMC_ variables of every server.
+    """databases: servers of this kind that share the 32 shards.  settings: further TMC_ variables of every server.
 
     broker_behind_proxy: servers and consumers reach RabbitMQ through `proxy`, which misbehaves on request.  broker: stopped
     with the cluster; None: one node, shared with other clusters of this process, unless it is to be `own_broker`.
@@ -105,6 +106,7 @@ class Cluster:
         self,
         databases: int = 1,
         servers: int = 1,
+        kind: Literal["mariadb", "postgresql"] = "mariadb",
         consul: bool = False,
         lease_seconds: float = 3.0,
         pool_mb: int = 128,
@@ -115,7 +117,8 @@ class Cluster:
         **settings: str,
     ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="tmc-cluster-"))
-        self.databases = [MariaDB(pool_mb=pool_mb) for _ in range(databases)]
+        make = {"mariadb": lambda: MariaDB(pool_mb=pool_mb), "postgresql": lambda: PostgreSQL(pool_mb=pool_mb)}[kind]
+        self.databases: list[MariaDB | PostgreSQL] = [make() for _ in range(databases)]
         self._is_shared = broker is None and not (own_broker or broker_behind_proxy)
         self.broker: Any = broker or (_shared_broker() if self._is_shared else RabbitMQ())
         self.proxy = TcpProxy("127.0.0.1", self.broker.port) if broker_behind_proxy else None

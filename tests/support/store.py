@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tmc_common.headers import ORDER_KEY
 from tmc_server.domain.catalog import NewApp, NewTopic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
@@ -453,9 +454,11 @@ def sqlite_store(directory: Path, clock: ManualClock | None = None) -> StoreUnde
 _migrated: set[str] = set()
 
 
-def mariadb_store(server: MariaDB, name: str = "tmc_contract") -> StoreUnderTest:
+def server_store(
+    server: MariaDB | PostgreSQL, name: str = "tmc_contract", clock: ManualClock | None = None
+) -> StoreUnderTest:
     """The tables are made once per server and emptied for every store."""
-    clock = ManualClock()
+    clock = clock or ManualClock()
     database = Database(server.url(name), clock=clock)
     if database.url.render_as_string() not in _migrated:
         migrate(ShardMap(database, [database] * 32))

@@ -22,18 +22,32 @@ def watch(store: StoreUnderTest) -> None:
             "CREATE TABLE IF NOT EXISTS test_log (kind VARCHAR(16), id BIGINT, was INT, is_now INT, from_try INT, to_try INT)"
         )
         for table, body in ((tables.message, _MESSAGE), (tables.consumption, _CONSUMPTION)):
-            body = f"BEGIN {body}; END" if store.database.dialect.has_one_writer else body
-            connection.exec_driver_sql(
-                f"CREATE TRIGGER IF NOT EXISTS test_{table.name} AFTER UPDATE ON {table.name} FOR EACH ROW {body}"
-            )
+            for statement in _trigger(store.database.url.get_backend_name(), table.name, body):
+                connection.exec_driver_sql(statement)
         connection.exec_driver_sql("DELETE FROM test_log")
+
+
+def _trigger(kind: str, table: str, body: str) -> list[str]:
+    made = f"TRIGGER IF NOT EXISTS test_{table} AFTER UPDATE ON {table} FOR EACH ROW"
+    match kind:
+        case "sqlite":
+            return [f"CREATE {made} BEGIN {body}; END"]
+        case "postgresql":
+            function = f"BEGIN {body}; RETURN NEW; END"
+            made = made.replace("IF NOT EXISTS ", "")
+            return [
+                f"CREATE OR REPLACE FUNCTION test_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ {function} $$",
+                f"CREATE OR REPLACE {made} EXECUTE FUNCTION test_{table}()",
+            ]
+    return [f"CREATE {made} {body}"]
 
 
 def forget(store: StoreUnderTest) -> None:
     """Take the triggers away."""
     with store.database.transaction() as connection:
         for table in shard_tables(store.shard).all[:2]:
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS test_{table.name}")
+            on = f" ON {table.name}" if store.database.url.get_backend_name() == "postgresql" else ""
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS test_{table.name}{on}")
 
 
 def changes(store: StoreUnderTest, number: int) -> list[sa.Row]:

@@ -177,6 +177,7 @@ LIBRARIES = {
     "pyspark": {"tmc_pipeline"},
     "pytest": {"tmc_pytest"},
     "requests": {"tmc_common", "tmc_client", "tmc_server.discovery"},
+    "psycopg": {"tmc_server.store"},
     "sqlalchemy": {"tmc_client", "tmc_pipeline", "tmc_server.app", "tmc_server.config", "tmc_server.store"},
     "structlog": {"tmc_server.telemetry"},
     "typer": {"tmc_cli", "tmc_pipeline"},

@@ -112,7 +112,7 @@ def _demand_own_file(database: str) -> None:
 def start(database: str) -> EmbeddedServer:
     """Start the center of this database. TMC_ environment variables configure the rest, as for `tmc dev`.
 
-    database: SQLAlchemy URL of SQLite, MariaDB or MySQL. Raises CannotStart.
+    database: SQLAlchemy URL of SQLite, PostgreSQL, MariaDB or MySQL. Raises CannotStart.
     """
     try:
         config = in_one_process(load(), database, port=0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from tmc_common.extras import extra_of
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
@@ -44,6 +45,10 @@ def said_by_database(exc: Exception) -> str:
     return f"The database cannot be used: {getattr(cause, 'orig', None) or cause}. Check its state, and the rights of the user."
 
 
+def driver_missing(exc: ModuleNotFoundError) -> CannotStart:
+    return CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[{extra_of(exc)}].")
+
+
 def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] | None = None) -> ShardMap:
     """One Database per URL of the configuration.
 
@@ -56,7 +61,7 @@ def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] 
             try:
                 opened[url] = Database(url, clock=clock, pool_size=config.limits.lanes + 5, patient=patient)
             except ModuleNotFoundError as exc:
-                raise CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[mysql].") from exc
+                raise driver_missing(exc) from exc
             except ArgumentError as exc:
                 raise CannotStart(f"[store] has no database URL that SQLAlchemy understands: {exc}.") from exc
         return opened[url]

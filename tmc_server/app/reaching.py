@@ -18,16 +18,15 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tmc_common.eventlog import EventLog
-from tmc_server.app.maintenance import CannotStart, CannotStartYet
+from tmc_server.app.maintenance import CannotStart, CannotStartYet, driver_missing
 from tmc_server.config import Config
+from tmc_server.store.dialects import dialect_of, url_of
+from tmc_server.store.dialects.contract import CONNECT_S, Refusal
 
 log = EventLog("tmc.app")
 
 _RETRY_S = 1.0
 _SAID_AGAIN_S = 30.0
-_CONNECT_S = 5
-_REFUSED = {1044, 1045, 1698, 3118, 3955}  # access denied, account locked
-_NO_DATABASE = 1049
 
 
 class DatabaseAway(Exception):
@@ -106,37 +105,48 @@ def _look(config: Config, created: bool) -> None:
     """Raises DatabaseAway, CannotStart."""
     urls = [config.store.catalog, *(part.url for part in config.store.shards)]
     for text in dict.fromkeys(secret.get_secret_value() for secret in urls):
-        url = sa.make_url(text)
+        url = url_of(text)
         if url.get_backend_name() == "sqlite":
             _look_at_file(url)
         else:
-            _connect(url._replace(database=None) if created else url)
+            _connect(url, created)
 
 
-def _connect(url: sa.URL) -> None:
-    server = f"{url.host or 'localhost'}:{url.port or 3306}"
+def _connect(url: sa.URL, created: bool) -> None:
+    dialect = dialect_of(url.get_backend_name())
+    server = f"{url.host or 'localhost'}:{url.port or dialect.port}"
     try:
-        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": _CONNECT_S})
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": CONNECT_S})
         with engine.connect():
             return
     except ModuleNotFoundError as exc:
-        raise CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[mysql].") from exc
-    except TypeError as exc:  # the driver's own text quotes the option
+        raise driver_missing(exc) from exc
+    except (TypeError, sa.exc.ProgrammingError) as exc:  # the driver's own text quotes the option
         raise CannotStart(
             "The URL of [store] has an option behind its ? that the database driver does not know."
         ) from exc
     except sa.exc.DBAPIError as exc:
-        code = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
-        if code in _REFUSED:
-            raise CannotStart(
-                f"The database at {server} refuses the user {url.username or ''!r}: check user, password and rights "
-                "in the URL of [store]."
-            ) from exc
-        if code == _NO_DATABASE:
-            raise CannotStart(
-                f"There is no database {url.database!r} at {server}: create it, or run tmc init."
-            ) from exc
-        raise DatabaseAway(f"The database at {server} does not answer (error {code}).") from exc
+        match dialect.refusal_of(exc):
+            case Refusal.USER:
+                raise CannotStart(
+                    f"The database at {server} refuses the user {url.username or ''!r}: check user, password and rights "
+                    "in the URL of [store]."
+                ) from exc
+            case Refusal.DATABASE:
+                if created:
+                    return
+                raise CannotStart(
+                    f"There is no database {url.database!r} at {server}: create it, or run tmc init."
+                ) from exc
+        said = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
+        raise DatabaseAway(f"The database at {server} does not answer ({_briefly(said)}).") from exc
+
+
+def _briefly(said: object) -> str:
+    """The number of an error; or what libpq says last in its first line, such as "Connection refused"."""
+    return (
+        f"error {said}" if isinstance(said, int) else str(said).strip().partition("\n")[0].rpartition(": ")[2].strip()
+    )
 
 
 def _look_at_file(url: sa.URL) -> None:

@@ -27,6 +27,7 @@ from tmc_server.store.auditing import act, record
 from tmc_server.store.descriptions import Described, descriptions
 from tmc_server.store.engines import Database, ShardMap, StoreConflict, repeated
 from tmc_server.store.selecting import BEFORE_ALL, page_of
+from tmc_server.store.sql import number_of
 from tmc_server.store.tables import bulk_item, bulk_job, bulk_progress
 
 _ROWS = 5_000  # matches of one page
@@ -80,11 +81,9 @@ class SqlBulkStore:
                 "start_ms": now + new.hold_ms,
             }
             try:
-                made = connection.execute(bulk_job.insert().values(values)).inserted_primary_key
+                number = BulkJobNumber(number_of(connection.execute(bulk_job.insert().values(values))))
             except sa.exc.IntegrityError as exc:
                 raise StoreConflict("the same job was started at the same moment") from exc
-            assert made is not None
-            number = BulkJobNumber(made[0])
             subject = f"job {number}: {new.action.name.lower()} {new.count} deliveries"
             record(connection, act(now, new.actor, "start bulk job", subject, reason=new.reason))
             return _job(connection.execute(_one(number)).one())

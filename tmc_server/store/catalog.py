@@ -44,6 +44,7 @@ from tmc_server.store.catalog_rows import (
 )
 from tmc_server.store.operators import known_operators
 from tmc_server.store.records import columns_of
+from tmc_server.store.sql import number_of
 from tmc_server.store.tables import (
     app,
     app_key,
@@ -202,7 +203,7 @@ class CatalogStore(CatalogChanges):
                 "reason": new.reason,
             }
             made = connection.execute(silence.insert().values(values))
-            return silence_of(connection.execute(sa.select(silence).filter_by(id=made.lastrowid)).one())
+            return silence_of(connection.execute(sa.select(silence).filter_by(id=number_of(made))).one())
 
     @repeating
     def end_silence(self, actor: str, id_: int, reason: str) -> Silence:

@@ -19,7 +19,7 @@ from tmc_common.eventlog import EventLog
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
 from tmc_server.errors import RowLocked, StoreUnavailable
-from tmc_server.store.dialects import dialect_of
+from tmc_server.store.dialects import dialect_of, url_of
 from tmc_server.store.dialects.contract import Failure
 
 log = EventLog("tmc.store")
@@ -111,7 +111,7 @@ class Database:
     def __init__(
         self, url: str, *, clock: Callable[[], int] | None = None, pool_size: int = 8, patient: bool = False
     ) -> None:
-        self.url = sa.make_url(url)
+        self.url = url_of(url)
         self.dialect = dialect_of(self.url.get_backend_name())
         self._carried = CarriedClock()
         self._clock = clock

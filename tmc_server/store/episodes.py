@@ -16,6 +16,7 @@ from tmc_server.domain.ports.alerts import Alert, Episode
 from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.notices import withdraw
+from tmc_server.store.sql import number_of
 from tmc_server.store.tables import episode, failed
 
 _SAMPLES = 5
@@ -87,7 +88,7 @@ class Episodes:
                 last_ms=last_ms,
             )
         )
-        return _open(begun.lastrowid, first, False)
+        return _open(number_of(begun), first, False)
 
 
 def _open(number: int, like: Alert, is_acknowledged: bool) -> OpenEpisode:

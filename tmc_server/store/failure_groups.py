@@ -118,4 +118,6 @@ def _totals(wanted: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
 def _minutes(wanted: Sequence[sa.ColumnElement[bool]], from_ms: int) -> sa.Select[Any]:
     minute = ((failed.c.failed_ms - from_ms) // _MINUTE_MS).label("minute")
     query = sa.select(*_GROUP, minute, sa.func.count().label("rows")).where(*wanted, failed.c.failed_ms >= from_ms)
-    return query.group_by(*_GROUP, minute)
+    return query.group_by(
+        *_GROUP, sa.text("minute")
+    )  # by name: its values are parameters, and PostgreSQL compares texts

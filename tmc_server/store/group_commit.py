@@ -275,6 +275,9 @@ class GroupCommit:
                 fault = InternalFault("The center failed on this operation; its operators find the reason in the log.")
                 fault.__cause__ = exc
                 return self._by_halves(None, shard, entries, fault)
+            except BaseException:  # the lane dies, and nobody else has this connection
+                _discard(connection)
+                raise
 
     def _by_halves(
         self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting], error: TmcError

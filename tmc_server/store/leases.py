@@ -142,9 +142,8 @@ class ShardLeases:
     def _read(self) -> tuple[int, dict[Shard, Any]]:
         """The time and the rows by shard."""
         with self._database.reading() as connection:
-            found = {
-                row.shard: row for row in connection.execute(sa.select(lease).where(lease.c.shard.in_(self._shards)))
-            }
+            query = sa.select(lease).where(lease.c.shard.in_(self._shards)).order_by(lease.c.shard)
+            found = {row.shard: row for row in connection.execute(query)}
             self._database.now(connection)
             for row in found.values():
                 self._database.not_before(row.seen_ms)

@@ -27,7 +27,7 @@ class LineStatements:
         self.lock_waiting = ByIds(lines.order_by(order.c.order_hash).with_for_update())
         self.existing = ByIds(sa.select(order.c.order_hash).where(mine, by_ids(order.c.order_hash)))
         self.insert = InsertRows(order)
-        self.replace = InsertRows(order, verb="REPLACE")
+        self.replace = InsertRows(order, replaces=True)
         # subscription, ids: nothing is open in these lines.
         self.empty = ByIds(order.update().where(mine, by_ids(order.c.order_hash)).values(head_id=0))
         self.insert_waiting = InsertRows(waiting)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import TRANSITIONS, UNDECIDED, Decided, MessageEvent, MessageState, decide
-from tmc_server.domain.numbers import NO_SUBSCRIPTION, MessageNumber
+from tmc_server.domain.numbers import NO_MESSAGE, NO_SUBSCRIPTION, MessageNumber
 from tmc_server.domain.operations import Answer, Decide, Operation, Prepare, Stored
 from tmc_server.errors import (
     AlreadyCommitted,
@@ -128,20 +128,18 @@ def _answer_to_loser(operation: Prepare, holder: _Holder) -> Answer:
 def _insert(tx: Transaction, operations: list[Prepare]) -> dict[_Key, _Holder]:
     """Insert messages whose key is free. Returns: the holders of the keys that were taken.
 
-    Plain INSERT; on a conflict, look up the holders and repeat without the losers. This works on every database and
-    does not depend on an upsert's row count or swallowed warnings. Source: docs/decisions/0003-idempotent-insert.md.
+    On a conflict, look up the holders and repeat without the losers. This works on every database and does not depend
+    on an upsert's row count or swallowed warnings. Source: docs/decisions/0003-idempotent-insert.md.
     """
     holders: dict[_Key, _Holder] = {}
     pending = operations
     for _ in range(3):
+        inserted = tx.insert_free(tx.sql.insert_messages, [_row_of(operation, tx.now) for operation in pending])
+        pending = [operation for operation in pending if operation.number not in inserted]
         if not pending:
             return holders
-        try:
-            tx.insert(tx.sql.insert_messages, [_row_of(operation, tx.now) for operation in pending])
-            return holders
-        except sa.exc.IntegrityError:
-            holders.update(_look_up(tx, pending))
-            pending = [operation for operation in pending if _key_of(operation) not in holders]
+        holders.update(_look_up(tx, pending))
+        pending = [operation for operation in pending if _key_of(operation) not in holders]
     raise RuntimeError("an insert clashes with rows that hold none of its keys: a message number was made twice")
 
 
@@ -321,6 +319,8 @@ def _number_of(tx: Transaction, operation: Decide, buried: bool) -> MessageNumbe
     """The number of the message meant. Once its tombstone is committed, wait for a Prepare that is in progress."""
     if operation.number is not None:
         return operation.number
+    if buried and not tx.locking_reads_see_inserts:
+        _wait_for_inserts(tx, operation)
     statement = tx.sql.by_attempt_waiting if buried else tx.sql.by_attempt
     found = tx.rows(
         statement,
@@ -330,6 +330,22 @@ def _number_of(tx: Transaction, operation: Decide, buried: bool) -> MessageNumbe
         attempt=operation.attempt_id,
     )
     return MessageNumber(found[0].id) if found else None
+
+
+def _wait_for_inserts(tx: Transaction, operation: Decide) -> None:
+    """Wait for a Prepare of this key that is not committed yet, by an insert that clashes with it."""
+    placeholder = dict.fromkeys(tx.sql.insert_messages.columns, 0) | {
+        "id": NO_MESSAGE,
+        "topic_no": operation.topic.number,
+        "producer_tag": operation.producer_tag,
+        "message_key": operation.key,
+        "live": 1,
+        **dict.fromkeys(("attempt_id", "digest", "body"), b""),
+        **dict.fromkeys(("content_type", "check_target"), ""),
+        **dict.fromkeys(("ledger_id", "headers", "due_ms", "decided_ms")),
+    }
+    if tx.insert_free(tx.sql.insert_messages, [placeholder]):
+        tx.change(tx.sql.delete_messages, 1, ids=[NO_MESSAGE])
 
 
 def _unknown_attempt(tx: Transaction, operation: Decide, buried: bool) -> Outcome:

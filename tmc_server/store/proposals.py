@@ -19,6 +19,7 @@ from tmc_server.domain.proposals import (
 from tmc_server.errors import ProposalClosed, ProposalUnknown
 from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, repeated
+from tmc_server.store.sql import number_of
 from tmc_server.store.tables import proposal
 
 
@@ -50,9 +51,7 @@ class SqlProposals:
                 "expires_ms": now + VALID_MS,
                 "state": int(ProposalState.PENDING),
             }
-            made = connection.execute(proposal.insert().values(values)).inserted_primary_key
-            assert made is not None
-            number = ProposalNumber(made[0])
+            number = ProposalNumber(number_of(connection.execute(proposal.insert().values(values))))
             record(connection, act(now, new.actor, "propose", _audited(number, new.subject), reason=new.reason))
             return _proposal(connection.execute(_one(number)).one(), now)
 

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.store.dialects import dialect_of
+from tmc_server.store.dialects.contract import Insertion
 from tmc_server.store.tables import FAMILY
 
 
@@ -37,6 +38,13 @@ def through_index(query: sa.Select[Any], table: sa.Table, index: str) -> sa.Sele
     return query
 
 
+def number_of(inserted: sa.CursorResult[Any]) -> int:
+    """Return the number that the database gave to the row of an INSERT."""
+    key = inserted.inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
+
 def has_state(column: sa.Column[Any], states: tuple[int, ...]) -> sa.ColumnElement[bool]:
     return sa.or_(*(column == int(state) for state in states))
 
@@ -47,15 +55,27 @@ class InsertRows:
     The drivers' own executemany sends a statement per 64 KiB or per row. Values: int, str, bytes, None.
     """
 
-    def __init__(self, table: sa.Table, without: Sequence[str] = (), verb: str = "INSERT") -> None:
-        """without: columns that begin with their default.  verb: REPLACE, where a row that is there already is the same."""
+    def __init__(self, table: sa.Table, without: Sequence[str] = (), replaces: bool = False) -> None:
+        """without: columns that begin with their default.  replaces: a row that is there already takes the new values."""
         names = [column.name for column in table.columns if column.autoincrement is not True]
-        self._columns = [name for name in names if name not in without]
-        self._head = f"{verb} INTO {table.name} ({', '.join(self._columns)}) VALUES "
+        self._into = Insertion(
+            table=table.name,
+            columns=[name for name in names if name not in without],
+            keys=[column.name for column in table.primary_key],
+            replaces=replaces,
+        )
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return self._into.columns
 
     def run(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """rows: one dictionary each, with every column. Raises IntegrityError: no row of this call is in."""
-        dialect_of(connection.dialect.name).insert(connection, self._head, self._columns, rows)
+        dialect_of(connection.dialect.name).insert(connection, self._into, rows)
+
+    def run_free(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
+        """Insert what clashes with nothing, see Dialect.insert_free. Returns: the first column of what is in."""
+        return dialect_of(connection.dialect.name).insert_free(connection, self._into, rows)
 
 
 class ByIds:

@@ -563,7 +563,7 @@ class ShardStatements:
             ).where(by_ids(tombstone.c.attempt_id))
         )
         self.insert_alerts = InsertRows(alert)
-        self.insert_failed = InsertRows(failed, verb="REPLACE")
+        self.insert_failed = InsertRows(failed, replaces=True)
         # topic, subscription, ids: they no longer wait for an operator.
         self.delete_failed = ByIds(
             failed.delete().where(

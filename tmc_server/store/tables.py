@@ -19,6 +19,7 @@ from tmc_server.domain.catalog import TopicSettings
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import RetryPolicy
+from tmc_server.store.dialects.postgresql import without_nul
 from tmc_server.store.records import columns_for
 
 METADATA = sa.MetaData()
@@ -35,8 +36,21 @@ def binary(length: int) -> TypeEngine[bytes]:
     return sa.LargeBinary(length).with_variant(mysql.BINARY(length), *FAMILY)
 
 
+class _WithoutNul(sa.TypeDecorator[str]):
+    """Text of PostgreSQL, which cannot hold U+0000. Compared by bytes, as elsewhere."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return value if value is None else without_nul(value)
+
+
 def _text(length: int) -> sa.String:
-    return sa.String(length)
+    return sa.String(length).with_variant(_WithoutNul(length, collation="C"), "postgresql")
+
+
+_LONG_TEXT: TypeEngine[str] = sa.Text().with_variant(_WithoutNul(collation="C"), "postgresql")
 
 
 def _ms(name: str, nullable: bool = False, server_default: str | None = None) -> sa.Column[int]:
@@ -45,6 +59,11 @@ def _ms(name: str, nullable: bool = False, server_default: str | None = None) ->
 
 def _serial() -> sa.Column[int]:
     return sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True)
+
+
+def _due_index(name: str, of: str) -> sa.Index:
+    """What is due, by its topic or subscription. In PostgreSQL it has only rows with a due time."""
+    return sa.Index(name, of, "due_ms", postgresql_where=sa.text("due_ms IS NOT NULL"))
 
 
 _BODY: TypeEngine[bytes] = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *FAMILY)
@@ -146,7 +165,7 @@ check_target = sa.Table(
     sa.Column("name", _text(32), primary_key=True),
     sa.Column("kind", _text(32), nullable=False),
     sa.Column("address", _text(255), nullable=False),
-    sa.Column("options", sa.Text, nullable=False),  # JSON object of strings
+    sa.Column("options", _LONG_TEXT, nullable=False),  # JSON object of strings
     sa.Column("deadline_ms", sa.Integer, nullable=False),
     sa.Column("concurrency", sa.Integer, nullable=False),
     sa.Column("batch", sa.Integer, nullable=False),
@@ -399,7 +418,7 @@ bulk_job = sa.Table(
     _serial(),
     sa.Column("dry_run", _text(64), nullable=False, unique=True),
     sa.Column("action", sa.SmallInteger, nullable=False),
-    sa.Column("selection", sa.Text, nullable=False),
+    sa.Column("selection", _LONG_TEXT, nullable=False),
     sa.Column("agreed", sa.BigInteger, nullable=False),
     sa.Column("rate", sa.Integer, nullable=False),
     sa.Column("actor", _text(64), nullable=False),
@@ -597,7 +616,7 @@ def _build(shard: Shard) -> ShardTables:
         sa.Column("digest", binary(32), nullable=False),
         sa.Column("state", sa.SmallInteger, nullable=False),
         sa.Column("content_type", _text(100), nullable=False),
-        sa.Column("headers", sa.Text),  # JSON object, NULL when there are none
+        sa.Column("headers", _LONG_TEXT),  # JSON object, NULL when there are none
         sa.Column("body", _BODY, nullable=False),
         _ms("delay_ms"),
         _ms("due_ms", nullable=True),  # when the producer is asked; NULL once decided
@@ -615,7 +634,7 @@ def _build(shard: Shard) -> ShardTables:
         # Prepare: at most one live message per key.
         sa.UniqueConstraint("topic_no", "producer_tag", "message_key", "live", name=f"tmc_message_{nn}_key"),
         # Checks and the open limit: undecided messages of a topic.
-        sa.Index(f"tmc_message_{nn}_due", "topic_no", "due_ms"),
+        _due_index(f"tmc_message_{nn}_due", "topic_no"),
         **_OPTIONS,
     )
     consumption = sa.Table(
@@ -640,7 +659,7 @@ def _build(shard: Shard) -> ShardTables:
         # began uses up no retry.  -1: it was nacked or taken back.
         sa.Column("begun", sa.BigInteger, nullable=False, server_default="0"),
         # Redelivery, one subscription at a time: a subscriber that is away costs one look, not one per row.
-        sa.Index(f"tmc_consumption_{nn}_due", "subscription_no", "due_ms"),
+        _due_index(f"tmc_consumption_{nn}_due", "subscription_no"),
         **_OPTIONS,
     )
     attempt = sa.Table(

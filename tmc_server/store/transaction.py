@@ -16,6 +16,7 @@ from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.domain.ports.reading import Flow
 from tmc_server.store.auditing import act
+from tmc_server.store.dialects import dialect_of
 from tmc_server.store.sql import ByIds, InsertRows
 from tmc_server.store.statements import ShardStatements
 
@@ -57,6 +58,10 @@ class Transaction:
     traffic: Counter[Flow] = field(default_factory=Counter)
     _horizon: int | None = None
 
+    @property
+    def locking_reads_see_inserts(self) -> bool:
+        return dialect_of(self.connection.dialect.name).locking_reads_see_inserts
+
     def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:
         return self.execute(statement, **parameters).fetchall()
 
@@ -78,6 +83,10 @@ class Transaction:
     def insert(self, statement: InsertRows, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             statement.run(self.connection, rows)
+
+    def insert_free(self, statement: InsertRows, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
+        """Insert rows that clash with none, see Dialect.insert_free. Returns: the first column of what is in."""
+        return statement.run_free(self.connection, rows) if rows else set()
 
     def change(self, statement: sa.Executable | ByIds, expected: int, **parameters: Any) -> None:
         """Run a guarded UPDATE or DELETE that must hit `expected` rows."""

@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.mariadb import MariaDB
-from tests.support.store import StoreUnderTest, mariadb_store
+from tests.support.postgresql import PostgreSQL
+from tests.support.store import StoreUnderTest, server_store
 from tmc_common.headers import REPLAY_OF, REPLAY_TO
 from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, BulkState, ItemOutcome, Place, Selection
 from tmc_server.domain.catalog import NewApp, Subscription
@@ -354,9 +355,9 @@ def test_delayed_deliveries_are_cancelled(bulk: Bulk) -> None:
     assert bulk.store.consumption_state(number) is C.CANCELLED
 
 
-def test_what_moved_between_the_page_and_its_locks_is_unchanged(mariadb: MariaDB) -> None:
+def test_what_moved_between_the_page_and_its_locks_is_unchanged(database_server: MariaDB | PostgreSQL) -> None:
     """Another operator reactivated it and it failed again: a younger failure than the dry run."""
-    store = mariadb_store(mariadb)
+    store = server_store(database_server)
     bulk = Bulk(store)
     number = a_failure(store)
     job = bulk.start(REACTIVATE)
@@ -406,8 +407,8 @@ def test_replays_of_an_order_key_keep_the_order_of_their_submits(bulk: Bulk) -> 
     assert states(store, copies) == [C.SCHEDULED, C.WAITING]
 
 
-def test_a_replay_of_a_locked_or_removed_delivery(mariadb: MariaDB) -> None:
-    store = mariadb_store(mariadb)
+def test_a_replay_of_a_locked_or_removed_delivery(database_server: MariaDB | PostgreSQL) -> None:
+    store = server_store(database_server)
     replays = SqlReplays([store.writer] * 32, store.ids)
     number = store.submitted()
     store.perform(store.ack_of(number))
@@ -432,8 +433,8 @@ def test_waiting_deliveries_of_an_order_key_are_cancelled_and_nothing_waits(bulk
     assert store.consumption_state(store.sent("alice")) is C.SCHEDULED
 
 
-def test_a_locked_delivery_is_not_passed_over(mariadb: MariaDB) -> None:
-    store = mariadb_store(mariadb)
+def test_a_locked_delivery_is_not_passed_over(database_server: MariaDB | PostgreSQL) -> None:
+    store = server_store(database_server)
     bulk = Bulk(store)
     first, second = a_failure(store), a_failure(store)
     job = bulk.start(REACTIVATE)

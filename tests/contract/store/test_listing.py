@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.mariadb import MariaDB
-from tests.support.store import StoreUnderTest, mariadb_store
+from tests.support.postgresql import PostgreSQL
+from tests.support.store import StoreUnderTest, server_store
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
@@ -129,9 +130,8 @@ def test_a_window_of_time(store: StoreUnderTest, lister: Lister) -> None:
     assert _messages(lister, None, span) == numbers[1:3]
 
 
-@pytest.mark.mariadb
-def test_undecided_messages_are_found_without_a_look_at_decided_ones(mariadb: MariaDB) -> None:
-    store = mariadb_store(mariadb)
+def test_undecided_messages_are_found_without_a_look_at_decided_ones(database_server: MariaDB | PostgreSQL) -> None:
+    store = server_store(database_server)
     lister = Lister(ShardMap(store.database, [store.database] * 32), lambda: store.watch.current.topics)
     _sent(store, 50)
     undecided = [store.prepared().number for _ in range(3)]
@@ -144,6 +144,7 @@ def test_undecided_messages_are_found_without_a_look_at_decided_ones(mariadb: Ma
     assert _messages(lister, MessageState.PREPARED, Span()) == undecided
     sa.event.remove(store.database.readers, "before_cursor_execute", keep)
     with store.database.reading() as connection:
-        plans = [connection.exec_driver_sql(f"EXPLAIN {text}", values).mappings().one() for text, values in asked]
+        plans = [str(connection.exec_driver_sql(f"EXPLAIN {text}", values).all()) for text, values in asked]
     assert len(plans) == 32
-    assert {re.sub(r"[0-9]+", "nn", str(plan["key"])) for plan in plans} == {"tmc_message_nn_due"}
+    assert {re.search(r"tmc_message_\d\d_due", plan) is not None for plan in plans} == {True}
+    store.close()

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 
 from tests.support.mariadb import MariaDB
 from tests.support.parking import Parking
-from tests.support.store import DONE, POLICY, StoreUnderTest, in_thread, mariadb_store
+from tests.support.postgresql import PostgreSQL
+from tests.support.store import DONE, POLICY, StoreUnderTest, in_thread, server_store
 from tmc_common.headers import ORDER_KEY, SEQUENCE
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.message import MessageState
@@ -380,15 +381,14 @@ def test_two_servers_never_give_a_key_two_heads(ordered: StoreUnderTest, point: 
 
 
 @pytest.fixture
-def with_row_locks(mariadb: MariaDB) -> Iterator[StoreUnderTest]:
+def with_row_locks(database_server: MariaDB | PostgreSQL) -> Iterator[StoreUnderTest]:
     """Where one transaction writes at a time, nothing is ever found locked."""
-    store = mariadb_store(mariadb)
+    store = server_store(database_server)
     store.take_ordered_topic()
     yield store
     store.close()
 
 
-@pytest.mark.mariadb
 def test_a_message_does_not_overtake_one_whose_row_is_locked(with_row_locks: StoreUnderTest) -> None:
     store = with_row_locks
     first, second = store.a_keyed("a"), store.a_keyed("a")
@@ -403,7 +403,6 @@ def test_a_message_does_not_overtake_one_whose_row_is_locked(with_row_locks: Sto
     assert _states(store, first.number, second.number) == [C.SCHEDULED, C.WAITING]
 
 
-@pytest.mark.mariadb
 def test_whatever_needs_a_locked_line_is_retried(with_row_locks: StoreUnderTest) -> None:
     store = with_row_locks
     head, prepared = store.sent("a", room=1), store.a_keyed("a")
@@ -417,7 +416,6 @@ def test_whatever_needs_a_locked_line_is_retried(with_row_locks: StoreUnderTest)
     assert store.consumption_state(head) is C.SCHEDULED
 
 
-@pytest.mark.mariadb
 def test_a_delivery_is_not_given_up_while_its_line_is_locked(with_row_locks: StoreUnderTest) -> None:
     store = with_row_locks
     store.set_order(OrderMode.SKIP)

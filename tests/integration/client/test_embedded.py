@@ -18,6 +18,7 @@ import tmc_client as tmc
 from tests.support.center import CenterInThisProcess
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tmc_common.protocol import (
     admin_pb2,
     admin_pb2_grpc,
@@ -242,6 +243,7 @@ def test_another_process_is_refused_while_one_runs(url: str) -> None:
             "Cannot open /no/such/folder/c.db: the folder /no/such/folder does not exist.",
         ),
         ("mysql://u:secret@127.0.0.1:1/c", "The database at 127.0.0.1:1 does not answer (error 2002)."),
+        ("postgresql://u:secret@127.0.0.1:1/c", "The database at 127.0.0.1:1 does not answer (Connection refused)."),
     ],
 )
 def test_what_cannot_start_says_why_at_connect(database: str, sentence: str) -> None:
@@ -251,9 +253,11 @@ def test_what_cannot_start_says_why_at_connect(database: str, sentence: str) -> 
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("database", ["postgresql+psycopg://u:secret@h/c", "nonsense"])
+@pytest.mark.parametrize("database", ["oracle://u:secret@h/c", "nonsense"])
 def test_what_cannot_hold_a_center_is_said_at_connect(database: str) -> None:
-    with pytest.raises(tmc.InvalidRequest, match="The center keeps its messages in SQLite, MariaDB or MySQL: give"):
+    with pytest.raises(
+        tmc.InvalidRequest, match="The center keeps its messages in SQLite, PostgreSQL, MariaDB or MySQL: give"
+    ):
         tmc.connect(f"embedded+{database}", app="shop")
 
 
@@ -275,11 +279,10 @@ def test_settings_that_are_wrong_are_named(url: str, monkeypatch: pytest.MonkeyP
         tmc.connect(f"embedded+{url}", app="shop")
 
 
-@pytest.mark.mariadb
-def test_on_mariadb_the_schema_is_made_and_messages_stay(mariadb: MariaDB) -> None:
+def test_on_a_server_the_schema_is_made_and_messages_stay(database_server: MariaDB | PostgreSQL) -> None:
     with pytest.raises(tmc.InvalidRequest, match=r"There is no database 'embedded' at .*: create it, or run tmc init"):
-        tmc.connect(f"embedded+{mariadb.url('embedded')}", app="shop")
-    url = mariadb.create("embedded")
+        tmc.connect(f"embedded+{database_server.url('embedded')}", app="shop")
+    url = database_server.create("embedded").replace("+psycopg", "")
     for key in ("1", "2"):
         with tmc.connect(f"embedded+{url}", app="shop") as center:
             center.publish("a.b", b"", key=key)

@@ -78,10 +78,10 @@ def test_the_performance_page_tells_these_numbers() -> None:
 @pytest.mark.mariadb
 def test_looks_at_due_rows_use_the_index(mariadb) -> None:
     """MIN(due) is answered from the index alone; a claim locks by primary key."""
-    from tests.support.store import mariadb_store
+    from tests.support.store import server_store
     from tmc_server.store.statements import statements_of
 
-    store = mariadb_store(mariadb)
+    store = server_store(mariadb)
     for _ in range(30):
         store.submitted(room=1)
     with store.counting() as counter:

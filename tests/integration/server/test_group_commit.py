@@ -11,7 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.eventually import eventually
-from tests.support.store import DONE, StoreUnderTest
+from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
+from tests.support.store import DONE, StoreUnderTest, server_store
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Operation, Stored
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable
@@ -198,13 +200,10 @@ def test_what_comes_back_after_the_end_is_answered(store: StoreUnderTest) -> Non
     assert isinstance(answer, ShuttingDown | Stored)
 
 
-@pytest.mark.mariadb
-class TestOnMariaDB:
+class TestOnServers:
     @pytest.fixture
-    def store(self, mariadb) -> Any:
-        from tests.support.store import mariadb_store
-
-        made = mariadb_store(mariadb)
+    def store(self, database_server: MariaDB | PostgreSQL) -> Any:
+        made = server_store(database_server)
         yield made
         made.close()
 
@@ -247,7 +246,9 @@ class TestOnMariaDB:
     def _stranger(store: StoreUnderTest) -> sa.Connection:
         """A connection that may hold its locks for as long as the test takes: our own sessions end idle transactions."""
         foreign = store.database.engine.connect()
-        foreign.exec_driver_sql("SET SESSION idle_transaction_timeout = 0")
+        is_postgresql = foreign.dialect.name == "postgresql"
+        limit = "idle_in_transaction_session_timeout" if is_postgresql else "idle_transaction_timeout"
+        foreign.exec_driver_sql(f"SET SESSION {limit} = 0")
         return foreign
 
     def test_a_key_that_a_stranger_holds_does_not_stop_the_others_for_long(self, store: StoreUnderTest) -> None:
@@ -305,8 +306,14 @@ class TestOnMariaDB:
             dbapi = connection.connection.dbapi_connection
             if when == "commit sent":
                 dbapi.commit()
-            with sa.create_engine(store.database.url).connect() as killer:
-                killer.exec_driver_sql(f"KILL {dbapi.thread_id()}")
+                dbapi.cursor().execute("SELECT 1")  # psycopg sends no COMMIT unless a transaction is open
+            with sa.create_engine(store.database.url, poolclass=sa.NullPool).connect() as killer:
+                is_postgresql = killer.dialect.name == "postgresql"
+                killer.exec_driver_sql(
+                    f"SELECT pg_terminate_backend({dbapi.info.backend_pid})"
+                    if is_postgresql
+                    else f"KILL {dbapi.thread_id()}"
+                )
 
         async def story(commit: GroupCommit) -> list[Any]:
             sa.event.listen(store.database.engine, "commit", lose_once)

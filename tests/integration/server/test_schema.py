@@ -12,14 +12,17 @@ import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import tmc_client as tmc
+from tests.conftest import SERVERS
 from tests.support.center import RunningCenter
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tests.support.store import in_thread
+from tmc_server.domain.numbers import Shard
 from tmc_server.store import migrate as migrating
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import SERVES_FROM, VERSION_TABLE, RevisionLost, head_revision, migrate, revision_of
-from tmc_server.store.tables import database_identity, shard_tables
+from tmc_server.store.tables import FAMILY, database_identity, shard_tables
 
 pytestmark = pytest.mark.mariadb
 
@@ -27,7 +30,7 @@ pytestmark = pytest.mark.mariadb
 def _described(database: Database) -> dict[str, str]:
     with database.reading() as connection:
         names = sorted(set(sa.inspect(connection).get_table_names()) - {VERSION_TABLE})
-        if database.dialect.has_one_writer:
+        if database.url.get_backend_name() not in FAMILY:
             look = sa.inspect(connection)  # SQLite keeps the text of CREATE TABLE, which differs after ADD COLUMN
             return {name: "\n".join(map(str, _parts(look, name))) for name in names}
         return {name: connection.exec_driver_sql(f"SHOW CREATE TABLE {name}").one()[1] for name in names}
@@ -43,13 +46,13 @@ def _parts(look: sa.Inspector, name: str) -> list[object]:
     ]
 
 
-def _database(kind: str, name: str, server: MariaDB, directory: Path) -> Database:
-    return Database(f"sqlite:///{directory}/{name}.db" if kind == "sqlite" else server.url(name))
+def _database(kind: str, name: str, request: pytest.FixtureRequest, directory: Path) -> Database:
+    return Database(f"sqlite:///{directory}/{name}.db" if kind == "sqlite" else request.getfixturevalue(kind).url(name))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_a_creation_that_was_cut_short_is_completed(kind: str, mariadb: MariaDB, tmp_path: Path) -> None:
-    whole, cut = (_database(kind, name, mariadb, tmp_path) for name in ("tmc_whole", "tmc_cut_creation"))
+@pytest.mark.parametrize("kind", ["sqlite", *SERVERS])
+def test_a_creation_that_was_cut_short_is_completed(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    whole, cut = (_database(kind, name, request, tmp_path) for name in ("tmc_whole", "tmc_cut_creation"))
     for database in (whole, cut):
         migrate(ShardMap(database, [database] * 32))
     with cut.transaction() as connection:
@@ -59,6 +62,18 @@ def test_a_creation_that_was_cut_short_is_completed(kind: str, mariadb: MariaDB,
     assert _described(cut) == _described(whole)
     whole.close()
     cut.close()
+
+
+def test_text_of_postgresql_compares_by_bytes(postgresql: PostgreSQL) -> None:
+    database = Database(postgresql.url("tmc_bytes"))
+    migrate(ShardMap(database, [database] * 32))
+    with database.reading() as connection:
+        others = connection.exec_driver_sql(
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
+            " AND data_type IN ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C'"
+        )
+        assert others.all() == [(VERSION_TABLE, "version_num")]
+    database.close()
 
 
 def test_text_compares_by_bytes(mariadb: MariaDB) -> None:
@@ -73,9 +88,9 @@ def test_text_compares_by_bytes(mariadb: MariaDB) -> None:
     database.close()
 
 
-def test_two_inits_at_once_and_one_afterwards(mariadb: MariaDB) -> None:
+def test_two_inits_at_once_and_one_afterwards(database_server: MariaDB | PostgreSQL) -> None:
     databases = [
-        Database(mariadb.url("tmc_twice"), patient=True) for _ in range(2)
+        Database(database_server.url("tmc_twice"), patient=True) for _ in range(2)
     ]  # as `tmc init`: one waits for the other
     threads = [in_thread(lambda db=database: migrate(ShardMap(db, [db] * 32))) for database in databases]
     for thread, result in threads:
@@ -87,12 +102,13 @@ def test_two_inits_at_once_and_one_afterwards(mariadb: MariaDB) -> None:
         database.close()
 
 
-def test_a_creation_that_lacks_an_index_is_completed(mariadb: MariaDB) -> None:
-    database = Database(mariadb.url("tmc_cut"))
+def test_a_creation_that_lacks_an_index_is_completed(database_server: MariaDB | PostgreSQL) -> None:
+    database = Database(database_server.url("tmc_cut"))
     migrate(ShardMap(database, [database] * 32))
     with database.transaction() as connection:
         connection.exec_driver_sql("DROP TABLE tmc_message_31")
-        connection.exec_driver_sql("DROP INDEX tmc_consumption_30_due ON tmc_consumption_30")
+        (due,) = shard_tables(Shard(30)).consumption.indexes
+        due.drop(connection)
         connection.exec_driver_sql(f"DELETE FROM {VERSION_TABLE}")
     migrate(ShardMap(database, [database] * 32))
     with database.reading() as connection:
@@ -102,9 +118,9 @@ def test_a_creation_that_lacks_an_index_is_completed(mariadb: MariaDB) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_older_tables_without_a_revision_are_refused(kind: str, mariadb: MariaDB, tmp_path: Path) -> None:
-    database = _database(kind, "tmc_revision_lost", mariadb, tmp_path)
+@pytest.mark.parametrize("kind", ["sqlite", *SERVERS])
+def test_older_tables_without_a_revision_are_refused(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    database = _database(kind, "tmc_revision_lost", request, tmp_path)
     migrate(ShardMap(database, [database] * 32))
     with database.transaction() as connection:
         connection.exec_driver_sql("ALTER TABLE tmc_topic DROP COLUMN open_limit")
@@ -115,8 +131,8 @@ def test_older_tables_without_a_revision_are_refused(kind: str, mariadb: MariaDB
     database.close()
 
 
-def test_shards_over_two_databases(mariadb: MariaDB) -> None:
-    one, two = Database(mariadb.url("tmc_one")), Database(mariadb.url("tmc_two"))
+def test_shards_over_two_databases(database_server: MariaDB | PostgreSQL) -> None:
+    one, two = Database(database_server.url("tmc_one")), Database(database_server.url("tmc_two"))
     migrate(ShardMap(one, [one] * 16 + [two] * 16))
     for database, present, absent in ((one, "tmc_message_15", "tmc_message_16"), (two, "tmc_message_16", "tmc_app")):
         with database.reading() as connection:
@@ -197,9 +213,11 @@ def _as_made_by_a_later_program(database: Database, *, serves_from: str) -> None
         connection.exec_driver_sql("ALTER TABLE tmc_topic ADD COLUMN later_column INTEGER NOT NULL DEFAULT 0")
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_tables_of_a_later_program_serve_this_one_if_they_say_so(kind: str, mariadb: MariaDB, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else mariadb.url("tmc_later")
+@pytest.mark.parametrize("kind", ["sqlite", *SERVERS])
+def test_tables_of_a_later_program_serve_this_one_if_they_say_so(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else request.getfixturevalue(kind).url("tmc_later")
     with RunningCenter(url) as made:
         keys = made.keys
     database = Database(url)

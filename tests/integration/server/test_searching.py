@@ -14,10 +14,12 @@ import grpc
 import pytest
 
 import tmc_client as tmc
+from tests.conftest import SERVERS
 from tests.integration.server.test_api import Api
 from tests.support.center import RunningCenter
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tmc_common.protocol import admin_pb2
 
 OTHER = "order.sent"
@@ -56,12 +58,14 @@ class Setting:
         return self.api("AdminService/ListFailureGroups", admin_pb2.ListFailureGroupsRequest(**more))
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("mariadb", marks=pytest.mark.mariadb)])
+@pytest.fixture(
+    scope="module", params=["sqlite", *(pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in SERVERS)]
+)
 def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('searching')}/tmc.db"
     else:
-        server: MariaDB = request.getfixturevalue("mariadb")
+        server: MariaDB | PostgreSQL = request.getfixturevalue(request.param)
         url = server.create("tmc_searching")
     with RunningCenter(url) as center, grpc.insecure_channel(center.address) as channel:
         yield Setting(center, channel)

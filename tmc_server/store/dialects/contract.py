@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any, Protocol
 
 import sqlalchemy as sa
+
+CONNECT_S = 5
+LOCK_WAIT_S = 2  # for a row that another transaction holds
+ANSWER_S = 15  # for a statement's answer, unless the engine is patient
+EXCLUSIVE_WAIT_S = 10
+MIGRATION_WAIT_S = 120
 
 
 class Failure(Enum):
@@ -18,6 +25,13 @@ class Failure(Enum):
     CONFLICT = "our transaction lost against another one and was rolled back: run it again"
     UNAVAILABLE = "the database cannot be used now: ask again"
     FAULT = "anything else"
+
+
+class Refusal(Enum):
+    """Why a server lets nobody in; waiting does not help."""
+
+    USER = "the user, or its password"
+    DATABASE = "there is no such database"
 
 
 class DatabaseTaken(Exception):
@@ -37,6 +51,21 @@ class Finding:
         return f"{'ok  ' if self.ok else 'BAD '} {self.setting} = {self.value}" + (
             "" if self.ok else f", must {self.must}"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Insertion:
+    """What an INSERT of many rows is about. replaces: rows that are there already take the new values."""
+
+    table: str
+    columns: Sequence[str]
+    keys: Sequence[str]
+    replaces: bool
+
+    @cached_property
+    def head(self) -> str:
+        """The table with its columns, up to the rows."""
+        return f"{self.table} ({', '.join(self.columns)}) VALUES"
 
 
 class ExclusiveLock(Protocol):
@@ -66,13 +95,24 @@ class Dialect(Protocol):
         """Write transactions take turns, and one server uses the database."""
 
     @property
+    def locking_reads_see_inserts(self) -> bool:
+        """SELECT ... FOR UPDATE waits for a row that another transaction has inserted and not committed yet."""
+
+    @property
     def clock(self) -> str | None:
         """An expression for the database's clock, milliseconds since the epoch; None: it is this machine's."""
+
+    @property
+    def port(self) -> int:
+        """Where servers of this kind listen unless the URL says otherwise."""
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         """Make engines for transactions, and for single statements that read. patient: no time limit on a statement."""
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure: ...
+
+    def refusal_of(self, exc: sa.exc.DBAPIError) -> Refusal | None:
+        """Return why it was not possible to connect; None: that may pass."""
 
     def snapshot(self, connection: sa.Connection) -> AbstractContextManager[None]:
         """Inside, all statements of this connection for reading see one moment."""
@@ -94,7 +134,22 @@ class Dialect(Protocol):
     def literal(self, value: int | bytes) -> str:
         """A value as SQL text, with nothing in it that could be mistaken."""
 
-    def insert(
-        self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """One statement for many rows. head: up to VALUES. Raises IntegrityError: no row of this call is in."""
+    def insert(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One statement for many rows. Raises IntegrityError: no row of this call is in."""
+
+    def insert_free(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
+        """Insert rows that clash with none, in one statement; or nothing, if one clashes and the database cannot tell which.
+
+        Returns: the first column of what is in. The transaction goes on either way.
+        """
+
+
+def insert_all_or_none(
+    dialect: Dialect, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]
+) -> set[Any]:
+    """Do what `insert_free` does, where a statement that fails leaves its transaction intact."""
+    try:
+        dialect.insert(connection, into, rows)
+    except sa.exc.IntegrityError:
+        return set()
+    return {row[into.columns[0]] for row in rows}

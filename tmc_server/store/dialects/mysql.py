@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -13,12 +12,21 @@ from sqlalchemy import event
 
 from tmc_common.clocks import CLOCK_MS
 from tmc_server.errors import StoreUnavailable
-from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding
+from tmc_server.store.dialects.contract import (
+    ANSWER_S,
+    CONNECT_S,
+    EXCLUSIVE_WAIT_S,
+    LOCK_WAIT_S,
+    MIGRATION_WAIT_S,
+    Failure,
+    Finding,
+    Insertion,
+    Refusal,
+    insert_all_or_none,
+)
+from tmc_server.store.dialects.pools import POOL, test_after_rest
+from tmc_server.store.dialects.session_lock import SessionLock
 
-LOCK_WAIT_S = 2
-_MIGRATION_WAIT_S = 120
-_EXCLUSIVE_WAIT_S = 10
-_REST_S = 1.0  # a connection that was idle for longer is tested before it is used
 _PACKET_MARGIN = 2 << 20
 
 
@@ -97,12 +105,22 @@ _FAILURES = {
     ErrorNumber.ER_CHECKREAD: Failure.CONFLICT,  # the row changed since the snapshot
 }
 
+_REFUSED = {
+    ErrorNumber.ER_DBACCESS_DENIED_ERROR,
+    ErrorNumber.ER_ACCESS_DENIED_ERROR,
+    ErrorNumber.ER_ACCESS_DENIED_NO_PASSWORD_ERROR,
+    ErrorNumber.ER_MYSQL_ACCOUNT_LOCKED,
+    3955,  # MySQL's ER_USER_ACCESS_DENIED_FOR_USER_ACCOUNT_BLOCKED_BY_PASSWORD_LOCK
+}
+
 
 class MySQL:
     """See contract.Dialect."""
 
     has_one_writer = False
+    locking_reads_see_inserts = True
     clock = CLOCK_MS["mysql"]
+    port = 3306
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         return (
@@ -118,6 +136,12 @@ class MySQL:
         lost = exc.connection_invalidated or isinstance(exc, sa.exc.InterfaceError)
         return Failure.UNAVAILABLE if lost else Failure.FAULT
 
+    def refusal_of(self, exc: sa.exc.DBAPIError) -> Refusal | None:
+        number = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
+        if number == ErrorNumber.ER_BAD_DB_ERROR:
+            return Refusal.DATABASE
+        return Refusal.USER if number in _REFUSED else None
+
     @contextmanager
     def snapshot(self, connection: sa.Connection) -> Iterator[None]:
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -129,14 +153,22 @@ class MySQL:
             raise
         connection.exec_driver_sql("COMMIT")
 
-    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> NamedLock:
-        return NamedLock(url, engine)
+    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> SessionLock:
+        name = f"tmc_server_{url.database}"
+
+        def take(connection: sa.Connection) -> bool:
+            return bool(connection.exec_driver_sql(f"SELECT GET_LOCK('{name}', {EXCLUSIVE_WAIT_S})").scalar_one() == 1)
+
+        def is_free(connection: sa.Connection) -> bool:
+            return bool(connection.exec_driver_sql(f"SELECT IS_FREE_LOCK('{name}')").scalar_one())
+
+        return SessionLock(url, engine, take, is_free)
 
     @contextmanager
     def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
         own = connection.execution_options(isolation_level="AUTOCOMMIT")
         name = f"tmc_init_{url.database}"
-        if own.exec_driver_sql(f"SELECT GET_LOCK('{name}', {_MIGRATION_WAIT_S})").scalar_one() != 1:
+        if own.exec_driver_sql(f"SELECT GET_LOCK('{name}', {MIGRATION_WAIT_S})").scalar_one() != 1:
             raise StoreUnavailable("Another tmc init is still at work: wait for it, then repeat.")
         try:
             yield own
@@ -201,72 +233,28 @@ class MySQL:
     def literal(self, value: int | bytes) -> str:
         return f"x'{value.hex()}'" if isinstance(value, bytes) else str(int(value))
 
-    def insert(
-        self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def insert(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> None:
         """The driver would format every value by several calls of Python."""
         literal = _literal
-        written = (f"({','.join([literal(values[name]) for name in columns])})" for values in rows)
-        connection.exec_driver_sql(head + ",".join(written))
+        written = (f"({','.join([literal(values[name]) for name in into.columns])})" for values in rows)
+        verb = "REPLACE" if into.replaces else "INSERT"
+        connection.exec_driver_sql(f"{verb} INTO {into.head} {','.join(written)}")
 
-
-class NamedLock:
-    """See contract.ExclusiveLock: a named lock of the server, on a connection of its own."""
-
-    def __init__(self, url: sa.URL, engine: sa.Engine) -> None:
-        self._where = url.render_as_string(hide_password=True)
-        self._name = f"tmc_server_{url.database}"
-        self._engine = engine
-        self._held: sa.Connection | None = None
-
-    def hold(self) -> None:
-        if self._held is not None and self._still_holds():
-            return
-        self._held = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        got = self._held.exec_driver_sql(f"SELECT GET_LOCK('{self._name}', {_EXCLUSIVE_WAIT_S})").scalar_one()
-        if got != 1:
-            raise DatabaseTaken(
-                f"Another server uses {self._where}: built-in delivery serves one server, stop the other."
-            )
-
-    def refuse_beside_another(self) -> None:
-        with self._engine.connect() as connection:
-            if not connection.exec_driver_sql(f"SELECT IS_FREE_LOCK('{self._name}')").scalar_one():
-                raise DatabaseTaken(f"A server with built-in delivery uses {self._where}: stop it first.")
-
-    def close(self) -> None:
-        """It went with its connection."""
-
-    def let_go(self) -> None:
-        if self._held is not None:
-            self._held.invalidate()
-            self._held.close()
-            self._held = None
-
-    def _still_holds(self) -> bool:
-        assert self._held is not None
-        try:
-            return bool(self._held.exec_driver_sql("SELECT 1").scalar_one())
-        except sa.exc.DBAPIError:
-            self.let_go()
-            return False
+    def insert_free(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
+        return insert_all_or_none(self, connection, into, rows)
 
 
 def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
-    limits = {} if patient else {"read_timeout": 15, "write_timeout": 15}
+    limits = {} if patient else {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
     engine = sa.create_engine(
         url,
         pool_size=pool_size,
-        max_overflow=8,
-        pool_use_lifo=True,  # the duties' connection stays warm, the others may rest
-        pool_recycle=1800,
-        query_cache_size=2000,
-        connect_args={"connect_timeout": 5, "charset": "utf8mb4", **limits},
+        connect_args={"connect_timeout": CONNECT_S, "charset": "utf8mb4", **limits},
+        **POOL,
         **options,
     )
     event.listen(engine, "connect", _prepare)
-    event.listen(engine, "checkin", _note_use)
-    event.listen(engine, "checkout", _ping_after_rest)
+    test_after_rest(engine, lambda connection: connection.ping())
     return engine
 
 
@@ -278,19 +266,6 @@ def _prepare(connection: Any, _record: object) -> None:
     if "MariaDB" in cursor.fetchone()[0]:
         cursor.execute("SET SESSION idle_transaction_timeout = 5")
     cursor.close()
-
-
-def _note_use(_connection: Any, record: sa.pool.ConnectionPoolEntry) -> None:
-    record.info["used"] = time.monotonic()
-
-
-def _ping_after_rest(connection: Any, record: sa.pool.ConnectionPoolEntry, _proxy: object) -> None:
-    """Find out that the server went away while this connection was idle; the pool then makes a new one."""
-    if time.monotonic() - record.info.get("used", time.monotonic()) > _REST_S:
-        try:
-            connection.ping()
-        except Exception as exc:
-            raise sa.exc.DisconnectionError from exc
 
 
 def _literal(value: int | str | bytes | None) -> str:

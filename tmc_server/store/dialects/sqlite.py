@@ -13,7 +13,7 @@ from typing import IO, Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding
+from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding, Insertion, Refusal, insert_all_or_none
 
 # Our own writers take turns: who locks the file is somebody else.
 _AWAY = (
@@ -31,7 +31,9 @@ class SQLite:
     """See contract.Dialect."""
 
     has_one_writer = True
+    locking_reads_see_inserts = True  # nothing else writes meanwhile
     clock = None
+    port = 0
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         arguments = {"timeout": 5.0, "check_same_thread": False}
@@ -45,6 +47,9 @@ class SQLite:
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
         away = any(part in str(exc.orig) for part in _AWAY)
         return Failure.UNAVAILABLE if away or isinstance(exc, sa.exc.InterfaceError) else Failure.FAULT
+
+    def refusal_of(self, exc: sa.exc.DBAPIError) -> Refusal | None:
+        return None  # there are files, and no users
 
     @contextmanager
     def snapshot(self, connection: sa.Connection) -> Iterator[None]:
@@ -79,12 +84,14 @@ class SQLite:
     def literal(self, value: int | bytes) -> str:
         return f"x'{value.hex()}'" if isinstance(value, bytes) else str(int(value))
 
-    def insert(
-        self, connection: sa.Connection, head: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
-        row = f"({', '.join('?' * len(columns))})"
-        parameters = tuple(values[name] for values in rows for name in columns)
-        connection.exec_driver_sql(head + ", ".join([row] * len(rows)), parameters)
+    def insert(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> None:
+        row = f"({', '.join('?' * len(into.columns))})"
+        parameters = tuple(values[name] for values in rows for name in into.columns)
+        verb = "REPLACE" if into.replaces else "INSERT"
+        connection.exec_driver_sql(f"{verb} INTO {into.head} {', '.join([row] * len(rows))}", parameters)
+
+    def insert_free(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
+        return insert_all_or_none(self, connection, into, rows)
 
 
 class FileLock:

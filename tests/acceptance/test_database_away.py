@@ -1,4 +1,4 @@
-"""MariaDB killed under load: UNAVAILABLE meanwhile, nothing answered is lost, recovery without a helping hand."""
+"""The center's database killed under load: UNAVAILABLE meanwhile, nothing answered is lost, recovery without a helping hand."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import tmc_client as tmc
 from benchmarks.serving import TOPIC, serving
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 from tmc_common.protocol import types_pb2
 
-pytestmark = pytest.mark.mariadb
 
-
-def test_mariadb_killed_and_back() -> None:
-    server = MariaDB()
+@pytest.mark.parametrize(
+    "kind", [pytest.param(MariaDB, marks=pytest.mark.mariadb), pytest.param(PostgreSQL, marks=pytest.mark.postgresql)]
+)
+def test_a_database_is_killed_and_comes_back(kind: type[MariaDB] | type[PostgreSQL]) -> None:
+    server = kind()
     try:
         with serving(server.url("tmc_away")) as served:
             center = tmc.connect(served.address, app="orders", key=served.orders_key)

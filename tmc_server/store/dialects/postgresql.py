@@ -1,0 +1,326 @@
+"""PostgreSQL over psycopg: READ COMMITTED, synchronous commits, UTC, short lock waits, index scans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from tmc_common.clocks import CLOCK_MS
+from tmc_server.errors import StoreUnavailable
+from tmc_server.store.dialects.contract import (
+    ANSWER_S,
+    CONNECT_S,
+    EXCLUSIVE_WAIT_S,
+    LOCK_WAIT_S,
+    MIGRATION_WAIT_S,
+    Failure,
+    Finding,
+    Insertion,
+    Refusal,
+)
+from tmc_server.store.dialects.pools import POOL, test_after_rest
+from tmc_server.store.dialects.session_lock import SessionLock
+
+_OLDEST = 14
+_EXCLUSIVE, _MIGRATING = (
+    7_631_203_001,
+    7_631_203_002,
+)  # numbers of advisory locks, which a database has apart from others
+_LOCK_NOT_AVAILABLE = "55P03"
+_DUPLICATE_DATABASE = "42P04"
+_NO_DATABASE = "3D000"
+_FAILURES = {
+    _LOCK_NOT_AVAILABLE: Failure.ROW_WAITED,
+    "40001": Failure.CONFLICT,  # serialization_failure
+    "40P01": Failure.CONFLICT,  # deadlock_detected
+    "25006": Failure.UNAVAILABLE,  # read_only_sql_transaction: a standby, or somebody said so
+    "25P03": Failure.UNAVAILABLE,  # idle_in_transaction_session_timeout
+    "25P04": Failure.UNAVAILABLE,  # transaction_timeout
+    "42501": Failure.UNAVAILABLE,  # insufficient_privilege
+    "42P01": Failure.UNAVAILABLE,  # undefined_table: it is being restored
+    _NO_DATABASE: Failure.UNAVAILABLE,
+}
+_CLASSES_AWAY = {
+    "08",  # connection exception
+    "28",  # invalid authorization
+    "53",  # insufficient resources: disk full, too many connections
+    "57",  # operator intervention: shutdown, canceled, starting up
+    "58",  # system error: I/O
+}
+_SETTINGS = {
+    "TimeZone": "UTC",
+    "lock_timeout": f"{LOCK_WAIT_S}s",
+    "idle_in_transaction_session_timeout": "5s",
+    "standard_conforming_strings": "on",  # our literals rely on it
+    "bytea_output": "hex",
+    # Each of our statements has an index to go by. The planner does not know that: tables that were empty when they were
+    # looked at last are full a second later, and a scan of a whole one locks rows in another order than our neighbors do.
+    "enable_seqscan": "off",
+    "jit": "off",  # it pays for queries of seconds
+}
+
+
+class PostgreSQL:
+    """See contract.Dialect."""
+
+    has_one_writer = False
+    locking_reads_see_inserts = False
+    clock = CLOCK_MS["postgresql"]
+    port = 5432
+
+    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+        return (
+            _engine(url, pool_size, patient, isolation_level="READ COMMITTED"),
+            # Single statements need no transaction: nothing has to be rolled back when such a connection is put away.
+            _engine(url, pool_size, patient, isolation_level="AUTOCOMMIT", pool_reset_on_return=None),
+        )
+
+    def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
+        state = _state_of(exc)
+        if state is None:
+            lost = exc.connection_invalidated or isinstance(exc, sa.exc.OperationalError | sa.exc.InterfaceError)
+            return Failure.UNAVAILABLE if lost else Failure.FAULT
+        return _FAILURES.get(state, Failure.UNAVAILABLE if state[:2] in _CLASSES_AWAY else Failure.FAULT)
+
+    def refusal_of(self, exc: sa.exc.DBAPIError) -> Refusal | None:
+        # The errors of a connection that was never made have no code; the server's sentences may be translated.
+        text = str(exc.orig)
+        if "does not exist" in text and "database" in text:
+            return Refusal.DATABASE
+        refused = ("password authentication failed", "no password supplied", "no pg_hba.conf entry", "role ")
+        return Refusal.USER if any(part in text for part in refused) else None
+
+    @contextmanager
+    def snapshot(self, connection: sa.Connection) -> Iterator[None]:
+        connection.exec_driver_sql("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        try:
+            yield
+        except BaseException:  # a cancelled thread, too: these connections are put away without a rollback
+            connection.invalidate()
+            raise
+        connection.exec_driver_sql("COMMIT")
+
+    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> SessionLock:
+        def take(connection: sa.Connection) -> bool:
+            connection.exec_driver_sql(f"SET lock_timeout = '{EXCLUSIVE_WAIT_S}s'")
+            try:
+                connection.exec_driver_sql(f"SELECT pg_advisory_lock({_EXCLUSIVE})")
+            except sa.exc.OperationalError as exc:
+                if _state_of(exc) == _LOCK_NOT_AVAILABLE:
+                    return False
+                raise
+            return True
+
+        def is_free(connection: sa.Connection) -> bool:
+            return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({_EXCLUSIVE})").scalar_one())
+
+        return SessionLock(url, engine, take, is_free)
+
+    @contextmanager
+    def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
+        """One transaction: a creation that is cut short leaves nothing."""
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{MIGRATION_WAIT_S}s'")
+        try:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+        except sa.exc.OperationalError as exc:
+            if _state_of(exc) == _LOCK_NOT_AVAILABLE:
+                raise StoreUnavailable("Another tmc init is still at work: wait for it, then repeat.") from exc
+            raise
+        yield connection
+
+    def create_database(self, url: sa.URL) -> None:
+        where = url.render_as_string(hide_password=True)
+        try:
+            with _once(url).connect():
+                return
+        except sa.exc.OperationalError as exc:
+            if self.refusal_of(exc) is not Refusal.DATABASE:
+                raise StoreUnavailable(f"Cannot reach {where}: check address, user and rights.") from exc
+        server = _once(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+        quoted = server.dialect.identifier_preparer.quote_identifier(str(url.database))
+        try:
+            with server.connect() as connection:
+                connection.exec_driver_sql(f"CREATE DATABASE {quoted} ENCODING 'UTF8' TEMPLATE template0")
+        except sa.exc.DBAPIError as exc:
+            if _state_of(exc) not in (_DUPLICATE_DATABASE, "23505"):  # another tmc init made it at the same moment
+                raise StoreUnavailable(
+                    f"There is no database {url.database!r} at {where}, and this user cannot create it: "
+                    f"CREATE DATABASE {quoted} ENCODING 'UTF8' TEMPLATE template0."
+                ) from exc
+
+    def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
+        names = ("synchronous_commit", "fsync", "full_page_writes", "server_encoding", "max_connections")
+        values = {name: str(connection.exec_driver_sql(f"SHOW {name}").scalar_one()) for name in names}
+
+        def check(name: str, must: str, ok: bool) -> Finding:
+            return Finding(setting=name, value=values[name], must=must, ok=ok)
+
+        values["server_version"], number, standby, process, isolation = (
+            str(each)
+            for each in connection.exec_driver_sql(
+                "SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),"
+                " pg_backend_pid(), current_setting('transaction_isolation')"
+            ).one()
+        )
+        driver: Any = connection.connection.driver_connection
+        values |= {
+            "standby": "yes" if standby == "True" else "no",
+            "pooler": "no" if process == str(driver.info.backend_pid) else "yes",
+            "transaction isolation": isolation,
+        }
+        return [
+            check("server_version", f"be PostgreSQL {_OLDEST} or newer", int(number) >= _OLDEST * 10_000),
+            check(
+                "synchronous_commit",
+                "not be off: an answered message must survive a power cut",
+                values["synchronous_commit"] != "off",
+            ),
+            check("fsync", "be on", values["fsync"] == "on"),
+            check("full_page_writes", "be on", values["full_page_writes"] == "on"),
+            check("server_encoding", "be UTF8", values["server_encoding"] == "UTF8"),
+            check("standby", "be no: give the address of the primary", values["standby"] == "no"),
+            check(
+                "pooler",
+                "be no: give the server's own address, since sessions have settings and locks, and the center pools itself",
+                values["pooler"] == "no",
+            ),
+            check("transaction isolation", "be read committed", values["transaction isolation"] == "read committed"),
+        ]
+
+    def through_index(self, index: str) -> str:
+        return ""  # there are no hints; see enable_seqscan
+
+    def literal(self, value: int | bytes) -> str:
+        return f"'\\x{value.hex()}'::bytea" if isinstance(value, bytes) else str(int(value))
+
+    def insert(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> None:
+        _execute(connection, _insert(into, rows) + (_on_conflict(into) if into.replaces else ""))
+
+    def insert_free(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
+        """A transaction does not survive a statement that fails, so none does."""
+        inserted = f"{_insert(into, rows)} ON CONFLICT DO NOTHING RETURNING {into.columns[0]}"
+        return set(_execute(connection, inserted).scalars())
+
+
+def _execute(connection: sa.Connection, statement: str) -> sa.CursorResult[Any]:
+    """Run text with values in it: given parameters, even none, the driver would look for their places."""
+    return connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+
+def _insert(into: Insertion, rows: Sequence[Mapping[str, Any]]) -> str:
+    """With values as literals: the driver would format every value by several calls of Python."""
+    literal = _literal
+    written = (f"({','.join([literal(values[name]) for name in into.columns])})" for values in rows)
+    return f"INSERT INTO {into.head} {','.join(written)}"
+
+
+def _on_conflict(into: Insertion) -> str:
+    values = ", ".join(f"{name} = excluded.{name}" for name in into.columns if name not in into.keys)
+    return f" ON CONFLICT ({', '.join(into.keys)}) DO UPDATE SET {values}"
+
+
+def _literal(value: int | str | bytes | None) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'"
+    return "'" + without_nul(value).replace("'", "''") + "'"
+
+
+def without_nul(text: str) -> str:
+    """PostgreSQL has no text with U+0000 in it. Free text alone may have one, such as an error that a handler reports."""
+    return text.replace("\0", "\ufffd")
+
+
+def _state_of(exc: sa.exc.DBAPIError) -> str | None:
+    """The SQLSTATE; None: the driver itself raised it, such as for a lost connection."""
+    return getattr(exc.orig, "sqlstate", None)
+
+
+def _once(url: sa.URL, **options: Any) -> sa.Engine:
+    """An engine without a pool."""
+    return sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": CONNECT_S}, **options)
+
+
+def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
+    engine = sa.create_engine(
+        url,
+        pool_size=pool_size,
+        paramstyle="format",
+        connect_args={
+            "connect_timeout": CONNECT_S,
+            "tcp_user_timeout": ANSWER_S * 1000,
+            "client_encoding": "utf8",
+            "prepare_threshold": None,  # few statements come twice: ids are written into them
+        },
+        **POOL,
+        **options,
+    )
+    if not patient:
+        event.listen(engine, "do_connect", _connect_bounded)
+    event.listen(engine, "connect", lambda connection, _record: _prepare(connection, patient))
+    test_after_rest(engine, _ping)
+    return engine
+
+
+def _connect_bounded(_dialect: object, _record: object, arguments: Any, named: Any) -> Any:
+    return _bounded_connection().connect(*arguments, **named)
+
+
+@cache
+def _bounded_connection() -> Any:
+    import psycopg  # optional: there may be no PostgreSQL
+
+    class Bounded(psycopg.Connection[Any]):
+        """Gives up on a server that says nothing, such as one that is stopped: its own time limit does not run then."""
+
+        def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
+            return super().wait(_within(gen, self, ANSWER_S), *arguments, **named)
+
+    return Bounded
+
+
+def _within(waiting: Generator[Any, Any, Any], connection: Any, seconds: float) -> Generator[Any, Any, Any]:
+    """Pass on what a driver's generator waits for; end the connection if it waits for longer.
+
+    The driver resumes it several times a second, with 0 as long as nothing happens.
+    """
+    until = time.monotonic() + seconds
+    try:
+        wanted = next(waiting)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > until:
+                connection.pgconn.finish()
+            wanted = waiting.send(ready)
+    except StopIteration as exc:
+        return exc.value
+
+
+def _prepare(connection: Any, patient: bool) -> None:
+    limits = {"idle_in_transaction_session_timeout": "0"} if patient else {"statement_timeout": f"{ANSWER_S}s"}
+    calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in {**_SETTINGS, **limits}.items())
+    autocommit, connection.autocommit = connection.autocommit, True
+    # Only a relaxed setting of the role or the database is overruled: others, such as remote_apply, are stricter.
+    strict = (
+        "CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END"
+    )
+    connection.execute(f"SELECT set_config('synchronous_commit', {strict}, false), {calls}")
+    connection.autocommit = autocommit
+
+
+def _ping(connection: Any) -> None:
+    autocommit, connection.autocommit = connection.autocommit, True
+    try:
+        connection.execute("")
+    finally:
+        with suppress(Exception):
+            connection.autocommit = autocommit
