@@ -9,15 +9,13 @@ import argparse
 import json
 import statistics
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.cpu import seconds_of
 from benchmarks.lifecycle import Ledgers, run
-from tests.support.cluster import Cluster
+from tests.support.cluster import KINDS, Cluster, Kind
 from tests.support.eventually import eventually
 
-Kind = Literal["mariadb", "postgresql"]
-KINDS: tuple[Kind, ...] = ("mariadb", "postgresql")
 MODES = {"batched": ("batches", 2, 8), "tasks": ("tasks", 4, 64)}
 
 

@@ -21,9 +21,10 @@ from typing import Any
 import sqlalchemy as sa
 
 import tmc_client as tmc
-from tests.support.cluster import Cluster
+from tests.support.cluster import KINDS, Cluster, Kind
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
+from tests.support.series import Series
 from tmc_client.producing.producer import prepare_request
 from tmc_common.protocol import admin_pb2
 
@@ -37,10 +38,11 @@ NO_DELAY = timedelta(0)
 class Drain:
     """A cluster, ten apps with a topic each, and their endpoints."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.ports = [free_port() for _ in range(SERVICES)]
         instances = {f"orders{n}": [f"127.0.0.1:{port}"] for n, port in enumerate(self.ports)}
         self.cluster = Cluster(
+            kind=kind,
             lease_seconds=10,
             pool_mb=1024,
             TMC_DISCOVERY__INSTANCES=json.dumps(instances),
@@ -61,12 +63,12 @@ class Drain:
         database = cluster.databases[0]
         self.ledger_url = database.create("bench_shop")
         self.engine = sa.create_engine(database.url("tmc_cluster"), isolation_level="AUTOCOMMIT")
-        shop = sa.create_engine(self.ledger_url)
-        tmc.create_tables(shop)
-        with shop.connect() as connection:
-            found = connection.exec_driver_sql("SELECT HEX(ledger_id) FROM tmc_ledger_info").scalar_one()
-            self.ledger_id = str(found)
-        shop.dispose()
+        self.series = Series(self.engine)
+        self.shop = sa.create_engine(self.ledger_url, isolation_level="AUTOCOMMIT")
+        tmc.create_tables(self.shop)
+        with self.shop.connect() as connection:
+            found = connection.exec_driver_sql("SELECT ledger_id FROM tmc_ledger_info").scalar_one()
+            self.ledger_id = bytes(found).hex()
         self.processes: list[subprocess.Popen[str]] = []
         self._next = 1 << 40
 
@@ -93,20 +95,21 @@ class Drain:
         self._next += count
         table, shard = f"tmc_message_{n:02d}", f"{n:02d}"
         tag = f"CONCAT('env-', {first} + seq)" if fresh_tags else "'default'"
-        with self.engine.connect() as connection:
+        series, number = self.series, f"({first} + seq)"
+        ledger_id = series.hexadecimal(f"'{self.ledger_id}'")
+        with self.engine.connect() as connection, self.shop.connect() as shop:
             connection.exec_driver_sql(
                 f"INSERT INTO {table} (id, topic_no, producer_no, producer_tag, message_key, live, attempt_id, ledger_id,"
                 " digest, state, content_type, body, delay_ms, due_ms, created_ms)"
                 f" SELECT {first} + seq, {self.topic[n]}, {self.app[n]}, {tag}, CONCAT('k-', {first} + seq), 1,"
-                f" UNHEX(LPAD(HEX({first} + seq), 32, '0')), UNHEX('{self.ledger_id}'), UNHEX(SHA2(seq, 256)), 1,"
-                " 'text/plain', REPEAT('x', 256), 0, 9000000000000, UNIX_TIMESTAMP(NOW(3)) * 1000"
-                f" FROM seq_0_to_{count - 1}"
+                f" {series.attempt_id(number)}, {ledger_id}, {series.digest('seq')}, 1, 'text/plain', {series.body}, 0,"
+                f" 9000000000000, {series.now} FROM {series.source(count)}"
             )
-            connection.exec_driver_sql(
-                "INSERT INTO bench_shop.tmc_ledger (message_id, state, topic, message_key, attempt_id, created_ms)"
+            shop.exec_driver_sql(
+                "INSERT INTO tmc_ledger (message_id, state, topic, message_key, attempt_id, created_ms)"
                 f" SELECT CONCAT('{self.topic[n]}-{self.app[n]}-{shard}-', {first} + seq), 1, 'drain.{n}',"
-                f" CONCAT('k-', {first} + seq), '', UNIX_TIMESTAMP(NOW(3)) * 1000"
-                f" FROM seq_0_to_{count - 1} WHERE MOD({first} + seq, 10) <> 0"
+                f" CONCAT('k-', {first} + seq), '', {series.now}"
+                f" FROM {series.source(count)} WHERE MOD({number}, 10) <> 0"
             )
         return first, first + count
 
@@ -117,7 +120,7 @@ class Drain:
 
     def begin(self, n: int, span: tuple[int, int]) -> int:
         with self.engine.connect() as connection:
-            began = int(connection.exec_driver_sql("SELECT UNIX_TIMESTAMP(NOW(3)) * 1000").scalar_one())
+            began = int(connection.exec_driver_sql(f"SELECT {self.series.now}").scalar_one())
             connection.exec_driver_sql(
                 f"UPDATE tmc_message_{n:02d} SET due_ms = {began} WHERE id >= {span[0]} AND id < {span[1]}"
             )
@@ -163,6 +166,7 @@ class Drain:
             process.kill()
             process.wait()
         self.engine.dispose()
+        self.shop.dispose()
         self.cluster.tell_errors()
         self.cluster.stop()
 
@@ -225,9 +229,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--database", choices=KINDS, default="mariadb")
     parser.add_argument("--only", choices=("single_grpc", "single_http", "reflection"), help="one kind of check alone")
     options = parser.parse_args()
-    drain = Drain()
+    drain = Drain(options.database)
     lost = invented = 0
     result: dict[str, Any] = {}
     try:

@@ -9,40 +9,55 @@ import itertools
 import os
 import threading
 import time
+from typing import Any
 
 import MySQLdb
+import psycopg
 
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 
-_TABLES = (
-    "CREATE OR REPLACE TABLE floor_message (id BIGINT PRIMARY KEY, message_key VARCHAR(128) NOT NULL, producer INT NOT NULL,"
-    " topic INT NOT NULL, body BLOB, state SMALLINT NOT NULL, due BIGINT, created BIGINT NOT NULL,"
-    " UNIQUE KEY k (topic, message_key), KEY d (state, due)) ENGINE=InnoDB",
-    "CREATE OR REPLACE TABLE floor_consumption (message_id BIGINT NOT NULL, subscription INT NOT NULL, state SMALLINT NOT NULL,"
-    " attempts INT NOT NULL, due BIGINT, PRIMARY KEY (message_id, subscription), KEY d (state, due)) ENGINE=InnoDB",
+_SETUP = (
+    "DROP TABLE IF EXISTS floor_message",
+    "DROP TABLE IF EXISTS floor_consumption",
+    "CREATE TABLE floor_message (id BIGINT PRIMARY KEY, message_key VARCHAR(128) NOT NULL, producer INT NOT NULL,"
+    " topic INT NOT NULL, body {blob}, state SMALLINT NOT NULL, due BIGINT, created BIGINT NOT NULL,"
+    " UNIQUE (topic, message_key))",
+    "CREATE INDEX floor_message_due ON floor_message (state, due)",
+    "CREATE TABLE floor_consumption (message_id BIGINT NOT NULL, subscription INT NOT NULL, state SMALLINT NOT NULL,"
+    " attempts INT NOT NULL, due BIGINT, PRIMARY KEY (message_id, subscription))",
+    "CREATE INDEX floor_consumption_due ON floor_consumption (state, due)",
 )
 
 
-def messages_per_s(server: MariaDB, seconds: float, batch: int = 200, connections: int = 4) -> float:
+def _connect(server: MariaDB | PostgreSQL) -> Any:
+    if isinstance(server, PostgreSQL):
+        return psycopg.connect(server.url("tmc_floor").replace("+psycopg", ""))
+    return MySQLdb.connect(host="127.0.0.1", port=server.port, user="root", db="tmc_floor", autocommit=False)
+
+
+def messages_per_s(server: MariaDB | PostgreSQL, seconds: float, batch: int = 200, connections: int = 4) -> float:
     """Run the floor on a private server."""
-    setup = MySQLdb.connect(host="127.0.0.1", port=server.port, user="root", autocommit=True)
-    with setup.cursor() as cursor:
-        cursor.execute("CREATE DATABASE IF NOT EXISTS tmc_floor")
-        setup.select_db("tmc_floor")
-        for table in _TABLES:
-            cursor.execute(table)
+    server.create("tmc_floor")
+    is_postgresql = isinstance(server, PostgreSQL)
+    binary = "" if is_postgresql else "_binary "
+    setup = _connect(server)
+    cursor = setup.cursor()
+    for statement in _SETUP:
+        cursor.execute(statement.format(blob="BYTEA" if is_postgresql else "BLOB"))
+    setup.commit()
     setup.close()
     ids, lock, done, body = itertools.count(1 << 40), threading.Lock(), [], os.urandom(256)
 
     def lane(stop: float) -> None:
-        connection = MySQLdb.connect(host="127.0.0.1", port=server.port, user="root", db="tmc_floor", autocommit=False)
+        connection = _connect(server)
         cursor, count = connection.cursor(), 0
         while time.monotonic() < stop:
             with lock:
                 numbers = list(itertools.islice(ids, batch))
             listed, now = ",".join(map(str, numbers)), int(time.time() * 1000)
             cursor.executemany(
-                "INSERT INTO floor_message VALUES (%s, %s, 1, 1, _binary %s, 1, %s, %s)",
+                f"INSERT INTO floor_message VALUES (%s, %s, 1, 1, {binary}%s, 1, %s, %s)",
                 [(number, f"k{number}", body, now + 10000, now) for number in numbers],
             )
             connection.commit()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tmc_client as tmc
-from tests.support.cluster import Cluster
+from tests.support.cluster import KINDS, Cluster, Kind
 from tests.support.eventually import eventually
 from tests.support.rows import Rows
 from tmc_server.domain.consumption import ConsumptionState
@@ -85,8 +85,8 @@ def publish_delayed(cluster: Cluster, address: str, count: int, due_s: float) ->
             orders.publish(TOPIC, b"x" * 256, key=f"delayed-{number}", delay=delay)
 
 
-def late_ms(count: int) -> int:
-    with Cluster(lease_seconds=10) as cluster:
+def late_ms(kind: Kind, count: int) -> int:
+    with Cluster(kind=kind, lease_seconds=10) as cluster:
         rows, consumer = opened(cluster)
         publish_delayed(cluster, cluster.servers[0].address, count, time.monotonic() + _PUBLISHED_S)
         eventually(lambda: _acked(rows) >= count, seconds=120)
@@ -96,8 +96,8 @@ def late_ms(count: int) -> int:
     return late[int(len(late) * 0.99)]
 
 
-def takeover_ms(count: int) -> int:
-    with Cluster(servers=2, lease_seconds=LEASE_S) as cluster:
+def takeover_ms(kind: Kind, count: int) -> int:
+    with Cluster(servers=2, kind=kind, lease_seconds=LEASE_S) as cluster:
         cluster.shared(2)
         rows, consumer = opened(cluster)
         first = cluster.servers[0]
@@ -119,9 +119,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--deliveries", type=int, default=100_000)
+    parser.add_argument("--database", choices=KINDS, default="mariadb")
     parser.add_argument("--delayed", type=int, default=2_000)
     options = parser.parse_args()
-    with Cluster(lease_seconds=10, pool_mb=1024) as cluster:
+    with Cluster(kind=options.database, lease_seconds=10, pool_mb=1024) as cluster:
         rows, consumer = opened(cluster, _PREFETCH)
         redelivered(rows, cluster, 2_000)  # warm up
         rows.clear()
@@ -133,8 +134,8 @@ def main() -> None:
         consumer.stop()
         rows.close()
     figures |= {
-        "delay_late_ms": late_ms(options.delayed),
-        "takeover_ms": takeover_ms(options.delayed),
+        "delay_late_ms": late_ms(options.database, options.delayed),
+        "takeover_ms": takeover_ms(options.database, options.delayed),
         "lease_ms": round(LEASE_S * 1000),
     }
     order = [sys.executable, "-m", "benchmarks.order", "--json"]

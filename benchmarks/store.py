@@ -1,4 +1,4 @@
-"""Group commit on MariaDB through gRPC against the floor, sides alternating in one run; ratios first.
+"""Group commit on MariaDB or PostgreSQL through gRPC against the floor, sides alternating in one run; ratios first.
 
 A full life is prepare + submit + ack, three durable answers, 256-byte bodies, one topic in one shard, one subscriber, no
 delivery. batched: 16 callers with explicit batches of 100. single_N: N threads in two processes (one for N = 1) with single
@@ -17,7 +17,9 @@ from pathlib import Path
 
 from benchmarks import floor
 from benchmarks.serving import TOPIC, Served, serving
+from tests.support.cluster import KINDS
 from tests.support.mariadb import MariaDB
+from tests.support.postgresql import PostgreSQL
 
 CALLERS = str(Path(__file__).parent / "callers.py")
 
@@ -52,9 +54,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--database", choices=KINDS, default="mariadb")
     parser.add_argument("--seconds", type=float, default=4)
     options = parser.parse_args()
-    server = MariaDB(pool_mb=1024)
+    server = MariaDB(pool_mb=1024) if options.database == "mariadb" else PostgreSQL(pool_mb=1024)
     rounds: list[dict[str, float]] = []
     try:
         with serving(server.url("tmc_bench")) as served:

@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import sqlalchemy as sa
 
 import tmc_client as tmc
-from tests.support.cluster import ROOT, TMC, Cluster
+from tests.support.cluster import KINDS, ROOT, TMC, Cluster, Kind
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -40,7 +39,7 @@ def _chosen(points: Mapping[str, KillPoint]) -> list[str]:
 class Shop:
     """Two servers; a shop whose purchases and effects are in the database of this kind, and who answers checks; RabbitMQ."""
 
-    def __init__(self, folder: Path, kind: Literal["mariadb", "postgresql"]) -> None:
+    def __init__(self, folder: Path, kind: Kind) -> None:
         self.folder = folder
         port = free_port()
         self.cluster = Cluster(
@@ -125,7 +124,7 @@ class Shop:
         self.cluster.stop()
 
 
-@pytest.fixture(scope="module", params=["mariadb", "postgresql"])
+@pytest.fixture(scope="module", params=KINDS)
 def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     made = Shop(tmp_path_factory.mktemp("kills"), request.param)
     yield made

@@ -10,11 +10,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import KINDS, Cluster, Kind
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
 from tests.support.storm import Storm
@@ -23,9 +22,9 @@ from tests.support.story.cast import Story
 pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql, pytest.mark.services, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_after_a_storm_nothing_is_lost_invented_or_doubled(
-    kind: Literal["mariadb", "postgresql"], tmp_path: Path, note: Callable[[str], None]
+    kind: Kind, tmp_path: Path, note: Callable[[str], None]
 ) -> None:
     seed = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
     with Cluster(databases=2, servers=3, kind=kind, consul=True, broker_behind_proxy=True) as cluster:

@@ -43,6 +43,10 @@ def _shared_broker() -> RabbitMQ:
     return RabbitMQ()
 
 
+Kind = Literal["mariadb", "postgresql"]
+KINDS: tuple[Kind, ...] = ("mariadb", "postgresql")
+
+
 class Server:
     """One `tmc serve`. script: a program to run instead."""
 
@@ -106,7 +110,7 @@ class Cluster:
         self,
         databases: int = 1,
         servers: int = 1,
-        kind: Literal["mariadb", "postgresql"] = "mariadb",
+        kind: Kind = "mariadb",
         consul: bool = False,
         lease_seconds: float = 3.0,
         pool_mb: int = 128,

@@ -1,4 +1,4 @@
-"""Committed messages with a consumption row each, made by MariaDB's SEQUENCE engine."""
+"""Committed messages with a consumption row each, made by the database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.support.cluster import Cluster
+from tests.support.series import Series
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import first_number
@@ -23,6 +24,7 @@ class Rows:
         self.owner = next(each.number for each in apps if each.id == self.topic.owner)
         self.subscription = subscription.number
         self.engine = sa.create_engine(cluster.databases[0].url("tmc_cluster"), isolation_level="AUTOCOMMIT")
+        self._series = Series(self.engine)
         self._next = int(first_number(int(time.time() * 1000) - 3_600_000))
 
     @property
@@ -35,14 +37,14 @@ class Rows:
         for shard in self.shards:
             first, nn = self._next, f"{shard:02d}"
             self._next += each
-            number, now = f"{first} + seq", "UNIX_TIMESTAMP(NOW(3)) * 1000"
-            some = f"FROM seq_0_to_{each - 1}"
+            series, number = self._series, f"({first} + seq)"
+            now, some = series.now, f"FROM {series.source(each)}"
             with self.engine.connect() as connection:
                 connection.exec_driver_sql(
                     f"INSERT INTO tmc_message_{nn} (id, topic_no, producer_no, producer_tag, message_key, live, attempt_id,"
                     " digest, state, content_type, body, delay_ms, created_ms, decided_ms)"
                     f" SELECT {number}, {self.topic.number}, {self.owner}, 'default', CONCAT('k-', {number}), 1,"
-                    f" UNHEX(LPAD(HEX({number}), 32, '0')), UNHEX(SHA2(seq, 256)), 2, 'text/plain', REPEAT('x', 256), 0,"
+                    f" {series.attempt_id(number)}, {series.digest('seq')}, 2, 'text/plain', {series.body}, 0,"
                     f" {now} - 60000, {now} - 60000 {some}"
                 )
                 connection.exec_driver_sql(
@@ -58,7 +60,7 @@ class Rows:
     def make_due(self) -> int:
         """All that is scheduled, now. Returns: that time, milliseconds by the database's clock."""
         with self.engine.connect() as connection:
-            now = int(connection.exec_driver_sql("SELECT UNIX_TIMESTAMP(NOW(3)) * 1000").scalar_one())
+            now = int(connection.exec_driver_sql(f"SELECT {self._series.now}").scalar_one())
             for shard in self.shards:
                 connection.exec_driver_sql(
                     f"UPDATE tmc_consumption_{shard:02d} SET due_ms = {now}"
