@@ -31,8 +31,9 @@ def _as_user() -> dict[str, Any]:
 class PostgreSQL:
     """One private server. `url(database)` gives its SQLAlchemy address; user tmc has no password."""
 
-    def __init__(self, pool_mb: int = 128) -> None:
-        self._pool_mb = pool_mb
+    def __init__(self, pool_mb: int = 128, **settings: str) -> None:
+        """settings: of the server, such as autovacuum_naptime."""
+        self._settings = {"shared_buffers": f"{pool_mb}MB", **settings}
         self.home = Path(tempfile.mkdtemp(prefix="tmc-postgresql-"))
         if _as_user():
             shutil.chown(self.home, "postgres", "postgres")
@@ -62,7 +63,7 @@ class PostgreSQL:
             "port": self.port,
             "unix_socket_directories": self.home,
             "max_connections": 200,
-            "shared_buffers": f"{self._pool_mb}MB",
+            **self._settings,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with open(self.home / "log", "ab") as log:
