@@ -22,33 +22,68 @@ from tests.support.consul import Consul, program
 from tests.support.eventually import eventually
 from tests.support.mariadb import MariaDB
 from tests.support.ports import free_port
+from tests.support.postgresql import PostgreSQL
 from tests.support.rabbitmq import RabbitMQ, _script
 from tmc_server.config import load
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.services]
+pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql, pytest.mark.services]
+CHOICES = {".env": "mariadb", "deploy/compose/postgresql.env": "postgresql"}
+"""Files that choose a database, and its profile."""
 SERVERS = ("server1", "server2", "server3")
 
 
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+@pytest.fixture(scope="module", params=CHOICES)
+def chosen(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Values that stand for ${NAME} in the file."""
+    lines = (ROOT / request.param).read_text().splitlines()
+    values = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    assert values["COMPOSE_PROFILES"] == CHOICES[request.param]
+    return values
 
 
 @pytest.fixture(scope="module")
-def outside(compose: dict[str, Any], mariadb: MariaDB, rabbitmq: RabbitMQ) -> Iterator[dict[str, str]]:
-    """What the names inside the file are here, with the rights that it gives: a user of one database, a token of Consul's."""
-    settings = compose["mariadb"]["environment"]
-    database = sa.create_engine(mariadb.create("tmc_compose"), isolation_level="AUTOCOMMIT")
+def compose(chosen: dict[str, str]) -> dict[str, Any]:
+    """The services that are started."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    for name, value in chosen.items():
+        text = text.replace(f"${{{name}}}", value)
+    services = yaml.safe_load(text)["services"]
+    profile = [chosen["COMPOSE_PROFILES"]]
+    return {name: service for name, service in services.items() if service.get("profiles", profile) == profile}
+
+
+def _mariadb(settings: Mapping[str, str], server: MariaDB) -> dict[str, str]:
+    database = sa.create_engine(server.create("tmc_compose"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with database.connect() as connection:
         user = f"'{settings['MARIADB_USER']}'@'%%'"
         connection.exec_driver_sql(f"CREATE OR REPLACE USER {user} IDENTIFIED BY '{settings['MARIADB_PASSWORD']}'")
         connection.exec_driver_sql(f"GRANT ALL ON tmc_compose.* TO {user}")
-    database.dispose()
+    return {"mariadb:3306/tmc": f"127.0.0.1:{server.port}/tmc_compose"}
+
+
+def _postgresql(settings: Mapping[str, str], server: PostgreSQL) -> dict[str, str]:
+    """The image makes this user a superuser; here it owns its database and nothing else."""
+    root = sa.create_engine(server.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with root.connect() as connection:
+        connection.exec_driver_sql(f"CREATE ROLE compose LOGIN PASSWORD '{settings['POSTGRES_PASSWORD']}'")
+        connection.exec_driver_sql("CREATE DATABASE tmc_compose OWNER compose")
+    assert settings["POSTGRES_USER"] == settings["POSTGRES_DB"] == "tmc"
+    return {"tmc:look-around@postgresql:5432/tmc": f"compose:look-around@127.0.0.1:{server.port}/tmc_compose"}
+
+
+@pytest.fixture(scope="module")
+def outside(
+    compose: dict[str, Any], chosen: dict[str, str], mariadb: MariaDB, postgresql: PostgreSQL, rabbitmq: RabbitMQ
+) -> Iterator[dict[str, str]]:
+    """What the names inside the file are here, with the rights that it gives: a user of one database, a token of Consul's."""
+    kind = chosen["COMPOSE_PROFILES"]
+    settings = compose[kind]["environment"]
+    database = _mariadb(settings, mariadb) if kind == "mariadb" else _postgresql(settings, postgresql)
     lists = json.loads(compose["consul"]["environment"]["CONSUL_LOCAL_CONFIG"])["acl"]
     lists["tokens"]["master"] = lists["tokens"].pop("initial_management")  # its name before Consul 1.11
     agent = Consul(acl=lists)
     inside = {
-        "mariadb:3306/tmc": f"127.0.0.1:{mariadb.port}/tmc_compose",
+        **database,
         "tmc:look-around@rabbitmq:5672": f"guest:guest@127.0.0.1:{rabbitmq.port}",
         "consul:8500": agent.address,
     }
@@ -153,10 +188,17 @@ def test_the_servers_start_find_each_other_and_pass_their_health_checks(
 
 
 def test_the_health_checks_of_the_other_services_run(
-    compose: dict[str, Any], mariadb: MariaDB, rabbitmq: RabbitMQ, outside: dict[str, str]
+    compose: dict[str, Any],
+    chosen: dict[str, str],
+    mariadb: MariaDB,
+    postgresql: PostgreSQL,
+    rabbitmq: RabbitMQ,
+    outside: dict[str, str],
 ) -> None:
-    ping = [part for part in compose["mariadb"]["healthcheck"]["test"][1:] if not part.startswith("--password")]
-    subprocess.run([*ping, f"--port={mariadb.port}"], check=True, capture_output=True)
+    kind = chosen["COMPOSE_PROFILES"]
+    ping = [part for part in compose[kind]["healthcheck"]["test"][1:] if not part.startswith("--password")]
+    port = mariadb.port if kind == "mariadb" else postgresql.port
+    subprocess.run([*ping, f"--port={port}"], check=True, capture_output=True)
     _, diagnostics, *arguments = compose["rabbitmq"]["healthcheck"]["test"]
     subprocess.run(
         [_script(diagnostics), "-n", rabbitmq.node, *arguments],

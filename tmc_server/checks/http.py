@@ -68,7 +68,8 @@ def answer_of_object(question: Question, found: object) -> CheckAnswer:
         status = str(status)
     if not isinstance(status, str) or status not in _STATUS:
         return CheckAnswer.unknown(CheckReason.NOT_UNDERSTOOD, f"status {str(status)[:128]!r} is none.")
-    said = _said(status, str(found.get("detail", ""))[:500])
+    # JSON may have halves of surrogate pairs, which no database takes.
+    said = _said(status, str(found.get("detail", ""))[:500].encode("utf-8", "replace").decode())
     reason = _UNKNOWN_REASONS.get(str(found.get("unknownReason")))
     return CheckAnswer.unknown(reason, said.detail) if reason and said.verdict is Verdict.UNKNOWN else said
 

@@ -128,8 +128,8 @@ def _answer_to_loser(operation: Prepare, holder: _Holder) -> Answer:
 def _insert(tx: Transaction, operations: list[Prepare]) -> dict[_Key, _Holder]:
     """Insert messages whose key is free. Returns: the holders of the keys that were taken.
 
-    On a conflict, look up the holders and repeat without the losers. This works on every database and does not depend
-    on an upsert's row count or swallowed warnings. Source: docs/decisions/0003-idempotent-insert.md.
+    On a conflict, look up the holders and repeat without the losers. Sources: docs/decisions/0003-idempotent-insert.md,
+    0040-postgresql.md.
     """
     holders: dict[_Key, _Holder] = {}
     pending = operations
@@ -218,13 +218,16 @@ def decide_each(
         if number in locked or number in behind:
             outcomes[operation] = Wait.LOCKED
         elif number is None:
-            outcomes[operation] = _unknown_attempt(tx, operation, operation in buried)
+            outcomes[operation] = _unknown_attempt(operation, operation in buried)
         elif row is None or row.topic_no != operation.topic.number or _is_hidden(row, operation):
             outcomes[operation] = MessageGone() if row is None and tx.is_gone(number) else MessageUnknown()
         elif operation.commit and tx.catalog_is_stale:
             outcomes[operation] = CatalogStale()
         else:
             outcomes[operation] = _decide_one(operation, states, moved, row)
+    if burying := [operation for operation in operations if outcomes[operation] is Wait.BURIED]:
+        _bury(tx, [(each.attempt_id, each.topic.number, each.producer_tag, each.key) for each in burying])
+        tx.reach("buried")
     write_decisions(tx, rows, moved, lines)
     _alert_contradictions(tx, meant, outcomes)
     return outcomes
@@ -348,14 +351,10 @@ def _wait_for_inserts(tx: Transaction, operation: Decide) -> None:
         tx.change(tx.sql.delete_messages, 1, ids=[NO_MESSAGE])
 
 
-def _unknown_attempt(tx: Transaction, operation: Decide, buried: bool) -> Outcome:
+def _unknown_attempt(operation: Decide, buried: bool) -> Outcome:
     if operation.commit:
         return MessageUnknown()
-    if buried:
-        return Stored(message_id=None, state=MessageState.ROLLED_BACK, changed=False)
-    _bury(tx, [(operation.attempt_id, operation.topic.number, operation.producer_tag, operation.key)])
-    tx.reach("buried")
-    return Wait.BURIED
+    return Stored(message_id=None, state=MessageState.ROLLED_BACK, changed=False) if buried else Wait.BURIED
 
 
 def _bury(tx: Transaction, attempts: Sequence[_Attempt]) -> None:

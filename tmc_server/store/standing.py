@@ -20,6 +20,9 @@ from tmc_server.store.tables import failed, shard_tables, waiting
 
 COUNTED_AT_MOST = 100_000  # rows of one topic or subscription, state and shard
 _UNION = 200
+_NO_NUMBER = (
+    "MIN(CASE WHEN 1 = 0 THEN 1 END)"  # NULL, as a number: PostgreSQL unites texts and numbers with nothing else
+)
 _MESSAGES, _DELIVERIES, _FAILED, _WAITING = 0, 1, 2, 3
 
 
@@ -127,12 +130,14 @@ class StandingCounts:
         )
         return (
             f"SELECT {_FAILED} AS kind, {shard} AS shard, {topic} AS topic, {subscription} AS subscription,"
-            f" COUNT(*) AS rows_, 0 AS late, MIN(failed_ms) AS oldest, NULL AS oldest_late FROM ({some}) AS some_{_FAILED}"
+            f" COUNT(*) AS rows_, 0 AS late, MIN(failed_ms) AS oldest, {_NO_NUMBER} AS oldest_late"
+            f" FROM ({some}) AS some_{_FAILED}"
         )
 
     def _waiting(self, shard: Shard, topic: int, subscription: SubscriptionNumber) -> str:
         some = f"SELECT message_id FROM {waiting.name} WHERE subscription_no = {subscription} LIMIT {self._limit}"
         return (
             f"SELECT {_WAITING} AS kind, {shard} AS shard, {topic} AS topic, {subscription} AS subscription,"
-            f" COUNT(*) AS rows_, 0 AS late, MIN(message_id) AS oldest, NULL AS oldest_late FROM ({some}) AS some_{_WAITING}"
+            f" COUNT(*) AS rows_, 0 AS late, MIN(message_id) AS oldest, {_NO_NUMBER} AS oldest_late"
+            f" FROM ({some}) AS some_{_WAITING}"
         )

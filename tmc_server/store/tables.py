@@ -19,7 +19,6 @@ from tmc_server.domain.catalog import TopicSettings
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
 from tmc_server.domain.retry import RetryPolicy
-from tmc_server.store.dialects.postgresql import without_nul
 from tmc_server.store.records import columns_for
 
 METADATA = sa.MetaData()
@@ -40,21 +39,11 @@ def binary(length: int) -> TypeEngine[bytes]:
     return sa.LargeBinary(length).with_variant(mysql.BINARY(length), *FAMILY)
 
 
-class _WithoutNul(sa.TypeDecorator[str]):
-    """Text of PostgreSQL, which cannot hold U+0000. Compared by bytes, as elsewhere."""
-
-    impl = sa.String
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        return value if value is None else without_nul(value)
-
-
 def _text(length: int) -> sa.String:
-    return sa.String(length).with_variant(_WithoutNul(length, collation="C"), "postgresql")
+    return sa.String(length).with_variant(sa.String(length, collation="C"), "postgresql")
 
 
-_LONG_TEXT: TypeEngine[str] = sa.Text().with_variant(_WithoutNul(collation="C"), "postgresql")
+_LONG_TEXT: TypeEngine[str] = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def _ms(name: str, nullable: bool = False, server_default: str | None = None) -> sa.Column[int]:

@@ -10,10 +10,12 @@ import pytest
 
 from tests.support.metrics import series, value
 from tests.support.store import INCARNATION, POLICY, StoreUnderTest
+from tmc_server.domain.catalog import NewApp, NewTopic
 from tmc_server.domain.checks import CheckAnswer, CheckReason, Verdict
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import NO_SUBSCRIPTION
+from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.ports.checks import Checked
 from tmc_server.domain.ports.reading import Flow, Standing
 from tmc_server.domain.retry import RetryPolicy
@@ -133,6 +135,25 @@ def test_a_count_stops_at_its_limit(store: StoreUnderTest) -> None:
     store.perform(*(store.nack_of(store.submitted(room=1), 1, reject=True) for _ in range(5)))
     messages, deliveries = _of(store, StandingCounts(store.database, store.leases, store.watch, limit=3))
     assert (messages.open, deliveries.open, deliveries.failed) == (3, 3, 3)
+
+
+@pytest.mark.parametrize(("topics", "subscriptions"), [(1, 5), (2, 3), (4, 6)])
+def test_counts_of_many_ordered_subscriptions(store: StoreUnderTest, topics: int, subscriptions: int) -> None:
+    """Parts of several kinds are in one statement, in any order."""
+    for number in range(topics):
+        name = f"ordered.{number}"
+        store.catalog_store.register_topic(
+            "test", NewTopic(name=name, owner="orders", default_tag="default", spread=32, ordered=True)
+        )
+        for app in range(subscriptions if not number else 1):
+            store.catalog_store.register_app("test", NewApp(id=f"app{app}", service_name="", biz_id=""))
+            store.catalog_store.register_subscription(
+                "test", NewSubscription(topic=name, app=f"app{app}", tag="", policy=POLICY)
+            )
+    store.watch.run_once()
+    counts = StandingCounts(store.database, store.leases, store.watch)
+    _, found = counts.count(range(32))
+    assert sum(map(len, found.values())) > 32
 
 
 def test_a_count_reads_the_due_index_and_no_closed_row(store: StoreUnderTest, counts: StandingCounts) -> None:

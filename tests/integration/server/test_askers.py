@@ -354,6 +354,11 @@ class TestHttp:
         [answer] = http.ask(target, at(free_port()), "TOKEN", [a_question()], later())
         assert answer.reason is R.UNREACHABLE
 
+    def test_half_a_surrogate_pair_is_replaced(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
+        """No database takes it, and JSON can say it."""
+        http_rogue.say("half", b'{"status": "UNKNOWN", "detail": "not \\ud800 yet"}')
+        assert by_http(http, http_rogue, "half").detail == "not ? yet"
+
     def test_another_messages_answer(self, http: HttpChecks, http_rogue: RogueHttp) -> None:
         for echo in (b'"messageKey": "paid-8"', b'"bizID": "x"', b'"messageId": "1-1-05-1"'):
             http_rogue.say("mixed", b'{"status": 2, ' + echo + b"}")

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.support.asking import ScriptedAsking
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgresql import PostgreSQL
 from tests.support.store import StoreUnderTest, server_store
+from tmc_server.domain.checks import CheckAnswer, CheckReason
 from tmc_server.domain.message import MessageState
 from tmc_server.errors import StoreUnavailable
 from tmc_server.store.dialects import postgresql as dialect
 from tmc_server.store.dialects import url_of
-from tmc_server.store.dialects.contract import Failure, Refusal
+from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Refusal
 from tmc_server.store.dialects.postgresql import PostgreSQL as Dialect
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
@@ -76,6 +78,14 @@ def test_who_is_refused_and_what_is_missing(own_server: PostgreSQL) -> None:
     good = sa.make_url(own_server.url("postgres"))
     assert refusal(good.set(username="nobody")) is Refusal.USER
     assert refusal(good.set(database="nowhere")) is Refusal.DATABASE
+    root = sa.create_engine(good, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with root.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE poor LOGIN")
+        connection.exec_driver_sql("CREATE ROLE many LOGIN CONNECTION LIMIT 0")
+        connection.exec_driver_sql("CREATE DATABASE closed")
+        connection.exec_driver_sql("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
+    assert refusal(good.set(username="poor", database="closed")) is Refusal.USER
+    assert refusal(good.set(username="many")) is None  # too many connections: that passes
     rules = own_server.home / "data" / "pg_hba.conf"
     rules.write_text("host all all 127.0.0.1/32 scram-sha-256\n")
     os.kill(own_server.process.pid, signal.SIGHUP)  # type: ignore[union-attr]
@@ -123,6 +133,69 @@ def test_text_with_nul_is_kept_without_it(store: StoreUnderTest) -> None:
     store.catalog_store.pause_topic("test", store.topic.name, True, "a\0b")
     with store.database.reading() as connection:
         assert "a\ufffdb" in connection.exec_driver_sql("SELECT reason FROM tmc_audit").scalars().all()
+
+
+def test_an_answer_with_nul_does_not_spoil_those_beside_it(store: StoreUnderTest) -> None:
+    undecided, committed = store.prepared(key="1"), store.prepared(key="2")
+    store.clock.advance(60)
+    asking = ScriptedAsking()
+    asking.by_key["1"] = CheckAnswer.unknown(CheckReason.ANSWERED, "not\0yet")
+    store.checking(asking).run_once()
+    assert store.state_of(committed.number) is MessageState.COMMITTED
+    with store.database.reading() as connection:
+        query = f"SELECT checked, check_answer FROM tmc_message_{store.shard:02d} WHERE id = {undecided.number}"
+        found = connection.exec_driver_sql(query).one()
+    assert (found.checked, "not\ufffdyet" in found.check_answer) == (1, True)
+
+
+def test_servers_that_start_together_do_not_refuse_each_other(postgresql: PostgreSQL) -> None:
+    """To see whether the lock of a single server is free, none of them takes it."""
+    databases = [Database(postgresql.create("tmc_together")) for _ in range(2)]
+    looked: list[int] = []
+
+    def meanwhile(*_: object) -> None:
+        if not looked:
+            looked.append(1)
+            databases[1].refuse_beside_another()
+
+    sa.event.listen(databases[0].engine, "after_cursor_execute", meanwhile)
+    databases[0].refuse_beside_another()
+    assert looked
+    databases[1].hold_exclusively()
+    with pytest.raises(DatabaseTaken):
+        databases[0].refuse_beside_another()
+    for database in databases:
+        database.close()
+
+
+def test_a_connection_to_a_server_that_only_reads_is_given_up(own_server: PostgreSQL) -> None:
+    """After a failover the next one may lead to the new primary."""
+    url = own_server.create("tmc_standby")
+    database = Database(url, pool_size=1)
+
+    def change() -> None:
+        with database.transaction() as connection:
+            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS written (x INTEGER)")
+
+    root = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with root.connect() as connection:
+        connection.exec_driver_sql("ALTER DATABASE tmc_standby SET default_transaction_read_only = on")
+        with pytest.raises(StoreUnavailable):
+            change()
+        connection.exec_driver_sql("SET default_transaction_read_only = off")
+        connection.exec_driver_sql("ALTER DATABASE tmc_standby RESET default_transaction_read_only")
+    change()
+    database.close()
+
+
+def test_a_database_in_another_encoding_is_refused_before_there_are_tables(own_server: PostgreSQL) -> None:
+    root = sa.create_engine(own_server.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with root.connect() as connection:
+        connection.exec_driver_sql("CREATE DATABASE tmc_latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    database = Database(own_server.url("tmc_latin"))
+    with pytest.raises(StoreUnavailable, match="'tmc_latin' is encoded in LATIN1"):
+        migrate(ShardMap(database, [database] * 32))
+    database.close()
 
 
 def test_bodies_and_texts_come_back_as_they_went_in(store: StoreUnderTest) -> None:
@@ -202,6 +275,6 @@ def test_a_pooler_in_between_is_named(postgresql: PostgreSQL, mode: Any) -> None
     database.close()
     bouncer = PgBouncer(postgresql.port, mode)
     try:
-        assert "pooler" in _bad(bouncer.url("tmc_pooled"))
+        assert "connection" in _bad(bouncer.url("tmc_pooled"))
     finally:
         bouncer.stop()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -28,24 +30,39 @@ from tmc_server.store.dialects.pools import POOL, test_after_rest
 from tmc_server.store.dialects.session_lock import SessionLock
 
 _OLDEST = 14
-_EXCLUSIVE, _MIGRATING = (
-    7_631_203_001,
-    7_631_203_002,
-)  # numbers of advisory locks, which a database has apart from others
-_LOCK_NOT_AVAILABLE = "55P03"
-_DUPLICATE_DATABASE = "42P04"
-_NO_DATABASE = "3D000"
-_FAILURES = {
-    _LOCK_NOT_AVAILABLE: Failure.ROW_WAITED,
-    "40001": Failure.CONFLICT,  # serialization_failure
-    "40P01": Failure.CONFLICT,  # deadlock_detected
-    "25006": Failure.UNAVAILABLE,  # read_only_sql_transaction: a standby, or somebody said so
-    "25P03": Failure.UNAVAILABLE,  # idle_in_transaction_session_timeout
-    "25P04": Failure.UNAVAILABLE,  # transaction_timeout
-    "42501": Failure.UNAVAILABLE,  # insufficient_privilege
-    "42P01": Failure.UNAVAILABLE,  # undefined_table: it is being restored
-    _NO_DATABASE: Failure.UNAVAILABLE,
+# Numbers of advisory locks; each database has its own.
+_EXCLUSIVE = 7_631_203_001
+_MIGRATING = 7_631_203_002
+
+
+class SqlState(StrEnum):
+    """SQLSTATEs by the server's own names."""
+
+    READ_ONLY_SQL_TRANSACTION = "25006"  # a standby, or somebody said so
+    IDLE_IN_TRANSACTION_SESSION_TIMEOUT = "25P03"
+    TRANSACTION_TIMEOUT = "25P04"
+    INVALID_CATALOG_NAME = "3D000"
+    SERIALIZATION_FAILURE = "40001"
+    DEADLOCK_DETECTED = "40P01"
+    INSUFFICIENT_PRIVILEGE = "42501"
+    UNDEFINED_TABLE = "42P01"  # it is being restored
+    DUPLICATE_DATABASE = "42P04"
+    UNIQUE_VIOLATION = "23505"
+    LOCK_NOT_AVAILABLE = "55P03"
+
+
+_FAILURES: dict[str, Failure] = {
+    SqlState.LOCK_NOT_AVAILABLE: Failure.ROW_WAITED,
+    SqlState.SERIALIZATION_FAILURE: Failure.CONFLICT,
+    SqlState.DEADLOCK_DETECTED: Failure.CONFLICT,
+    SqlState.READ_ONLY_SQL_TRANSACTION: Failure.UNAVAILABLE,
+    SqlState.IDLE_IN_TRANSACTION_SESSION_TIMEOUT: Failure.UNAVAILABLE,
+    SqlState.TRANSACTION_TIMEOUT: Failure.UNAVAILABLE,
+    SqlState.INVALID_CATALOG_NAME: Failure.UNAVAILABLE,
+    SqlState.INSUFFICIENT_PRIVILEGE: Failure.UNAVAILABLE,
+    SqlState.UNDEFINED_TABLE: Failure.UNAVAILABLE,
 }
+_MADE_MEANWHILE = (SqlState.DUPLICATE_DATABASE, SqlState.UNIQUE_VIOLATION)  # by another tmc init
 _CLASSES_AWAY = {
     "08",  # connection exception
     "28",  # invalid authorization
@@ -63,7 +80,17 @@ _SETTINGS = {
     # looked at last are full a second later, and a scan of a whole one locks rows in another order than our neighbors do.
     "enable_seqscan": "off",
     "jit": "off",  # it pays for queries of seconds
+    # A machine that lost its power holds the lock of the one server no longer than this.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
 }
+
+
+_REFUSED = re.compile(
+    "password authentication failed|no password supplied|no pg_hba.conf entry|permission denied for database"
+    '|role ".*" (does not exist|is not permitted)'
+)
 
 
 class PostgreSQL:
@@ -91,10 +118,9 @@ class PostgreSQL:
     def refusal_of(self, exc: sa.exc.DBAPIError) -> Refusal | None:
         # The errors of a connection that was never made have no code; the server's sentences may be translated.
         text = str(exc.orig)
-        if "does not exist" in text and "database" in text:
+        if re.search('database ".*" does not exist', text):
             return Refusal.DATABASE
-        refused = ("password authentication failed", "no password supplied", "no pg_hba.conf entry", "role ")
-        return Refusal.USER if any(part in text for part in refused) else None
+        return Refusal.USER if _REFUSED.search(text) else None
 
     @contextmanager
     def snapshot(self, connection: sa.Connection) -> Iterator[None]:
@@ -112,13 +138,14 @@ class PostgreSQL:
             try:
                 connection.exec_driver_sql(f"SELECT pg_advisory_lock({_EXCLUSIVE})")
             except sa.exc.OperationalError as exc:
-                if _state_of(exc) == _LOCK_NOT_AVAILABLE:
+                if _state_of(exc) == SqlState.LOCK_NOT_AVAILABLE:
                     return False
                 raise
             return True
 
         def is_free(connection: sa.Connection) -> bool:
-            return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({_EXCLUSIVE})").scalar_one())
+            look = f"SELECT pg_try_advisory_xact_lock_shared({_EXCLUSIVE})"  # several may look at the same moment
+            return bool(connection.exec_driver_sql(look).scalar_one())
 
         return SessionLock(url, engine, take, is_free)
 
@@ -129,9 +156,15 @@ class PostgreSQL:
         try:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
         except sa.exc.OperationalError as exc:
-            if _state_of(exc) == _LOCK_NOT_AVAILABLE:
+            if _state_of(exc) == SqlState.LOCK_NOT_AVAILABLE:
                 raise StoreUnavailable("Another tmc init is still at work: wait for it, then repeat.") from exc
             raise
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        if encoding != "UTF8":
+            raise StoreUnavailable(
+                f"The database {url.database!r} is encoded in {encoding}, and that cannot be changed: create another one with "
+                "ENCODING 'UTF8' TEMPLATE template0."
+            )
         yield connection
 
     def create_database(self, url: sa.URL) -> None:
@@ -148,49 +181,46 @@ class PostgreSQL:
             with server.connect() as connection:
                 connection.exec_driver_sql(f"CREATE DATABASE {quoted} ENCODING 'UTF8' TEMPLATE template0")
         except sa.exc.DBAPIError as exc:
-            if _state_of(exc) not in (_DUPLICATE_DATABASE, "23505"):  # another tmc init made it at the same moment
+            if _state_of(exc) not in _MADE_MEANWHILE:
                 raise StoreUnavailable(
                     f"There is no database {url.database!r} at {where}, and this user cannot create it: "
                     f"CREATE DATABASE {quoted} ENCODING 'UTF8' TEMPLATE template0."
                 ) from exc
 
     def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
-        names = ("synchronous_commit", "fsync", "full_page_writes", "server_encoding", "max_connections")
-        values = {name: str(connection.exec_driver_sql(f"SHOW {name}").scalar_one()) for name in names}
+        def check(name: str, must: str, good: str) -> Finding:
+            value = str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
+            return Finding(setting=name, value=value, must=must, ok=value == good)
 
-        def check(name: str, must: str, ok: bool) -> Finding:
-            return Finding(setting=name, value=values[name], must=must, ok=ok)
-
-        values["server_version"], number, standby, process, isolation = (
-            str(each)
-            for each in connection.exec_driver_sql(
-                "SELECT current_setting('server_version'), current_setting('server_version_num'), pg_is_in_recovery(),"
-                " pg_backend_pid(), current_setting('transaction_isolation')"
-            ).one()
-        )
+        version, number, is_standby, process = connection.exec_driver_sql(
+            "SELECT current_setting('server_version'), CAST(current_setting('server_version_num') AS int),"
+            " pg_is_in_recovery(), pg_backend_pid()"
+        ).one()
         driver: Any = connection.connection.driver_connection
-        values |= {
-            "standby": "yes" if standby == "True" else "no",
-            "pooler": "no" if process == str(driver.info.backend_pid) else "yes",
-            "transaction isolation": isolation,
-        }
+        is_direct = process == driver.info.backend_pid
         return [
-            check("server_version", f"be PostgreSQL {_OLDEST} or newer", int(number) >= _OLDEST * 10_000),
-            check(
-                "synchronous_commit",
-                "not be off: an answered message must survive a power cut",
-                values["synchronous_commit"] != "off",
+            Finding(
+                setting="server_version",
+                value=version,
+                must=f"be PostgreSQL {_OLDEST} or newer",
+                ok=number >= _OLDEST * 10_000,
             ),
-            check("fsync", "be on", values["fsync"] == "on"),
-            check("full_page_writes", "be on", values["full_page_writes"] == "on"),
-            check("server_encoding", "be UTF8", values["server_encoding"] == "UTF8"),
-            check("standby", "be no: give the address of the primary", values["standby"] == "no"),
-            check(
-                "pooler",
-                "be no: give the server's own address, since sessions have settings and locks, and the center pools itself",
-                values["pooler"] == "no",
+            check("fsync", "be on: an answered message must survive a power cut", "on"),
+            check("full_page_writes", "be on", "on"),
+            check("server_encoding", "be UTF8", "UTF8"),
+            check("transaction_isolation", "be read committed", "read committed"),
+            Finding(
+                setting="server",
+                value="a standby" if is_standby else "a primary",
+                must="be a primary: give its address",
+                ok=not is_standby,
             ),
-            check("transaction isolation", "be read committed", values["transaction isolation"] == "read committed"),
+            Finding(
+                setting="connection",
+                value="direct" if is_direct else "through a pooler",
+                must="be direct: sessions have settings and locks of their own, and the center has a pool",
+                ok=is_direct,
+            ),
         ]
 
     def through_index(self, index: str) -> str:
@@ -267,8 +297,15 @@ def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.En
     if not patient:
         event.listen(engine, "do_connect", _connect_bounded)
     event.listen(engine, "connect", lambda connection, _record: _prepare(connection, patient))
+    event.listen(engine, "handle_error", _leave_a_standby)
     test_after_rest(engine, _ping)
     return engine
+
+
+def _leave_a_standby(context: sa.engine.ExceptionContext) -> None:
+    """After a failover, connections lead to a server that only reads now: new ones may lead to the other."""
+    if getattr(context.original_exception, "sqlstate", None) == SqlState.READ_ONLY_SQL_TRANSACTION:
+        context.is_disconnect = True
 
 
 def _connect_bounded(_dialect: object, _record: object, arguments: Any, named: Any) -> Any:
@@ -306,7 +343,10 @@ def _within(waiting: Generator[Any, Any, Any], connection: Any, seconds: float) 
 
 
 def _prepare(connection: Any, patient: bool) -> None:
-    limits = {"idle_in_transaction_session_timeout": "0"} if patient else {"statement_timeout": f"{ANSWER_S}s"}
+    connection.adapters.register_dumper(str, _text_dumper())
+    limits = {"statement_timeout": "0" if patient else f"{ANSWER_S}s"}
+    if patient:
+        limits["idle_in_transaction_session_timeout"] = "0"
     calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in {**_SETTINGS, **limits}.items())
     autocommit, connection.autocommit = connection.autocommit, True
     # Only a relaxed setting of the role or the database is overruled: others, such as remote_apply, are stricter.
@@ -315,6 +355,19 @@ def _prepare(connection: Any, patient: bool) -> None:
     )
     connection.execute(f"SELECT set_config('synchronous_commit', {strict}, false), {calls}")
     connection.autocommit = autocommit
+
+
+@cache
+def _text_dumper() -> Any:
+    from psycopg.types.string import StrDumper
+
+    class WithoutNul(StrDumper):
+        """Text in parameters."""
+
+        def dump(self, obj: str) -> Any:
+            return super().dump(without_nul(obj))
+
+    return WithoutNul
 
 
 def _ping(connection: Any) -> None:

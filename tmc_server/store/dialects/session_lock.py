@@ -31,11 +31,18 @@ class SessionLock:
     def hold(self) -> None:
         if self._held is not None and self._still_holds():
             return
-        self._held = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        if not self._take(self._held):
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            taken = self._take(connection)
+        except BaseException:
+            connection.invalidate()
+            raise
+        if not taken:
+            connection.invalidate()
             raise DatabaseTaken(
                 f"Another server uses {self._where}: built-in delivery serves one server, stop the other."
             )
+        self._held = connection
 
     def refuse_beside_another(self) -> None:
         with self._engine.connect() as connection:
