@@ -27,12 +27,20 @@ def init(
             help="Shards were moved: store this configuration's shard map in the catalog. Stop all servers first."
         ),
     ] = False,
+    copy_from: Annotated[
+        str,
+        typer.Option(
+            help="URL of a database whose shards this configuration puts elsewhere: copy and compare them, then store the map."
+            " Stop all servers first.",
+            envvar="TMC_COPY_FROM",
+        ),
+    ] = "",
 ) -> None:
     """Create or upgrade the tables. Repeatable; prints the admin token the first time."""
     settings = loaded(config)
     try:
         require_databases(settings, created=True)
-        token = initialize(settings, new_admin_token, accept_shard_map)
+        token = initialize(settings, new_admin_token, accept_shard_map, copy_from, say=typer.echo)
     except CannotStart as exc:
         fail(exc)
     if token is None:

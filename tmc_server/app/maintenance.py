@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -14,6 +15,7 @@ from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import RevisionLost, migrate
+from tmc_server.store.moving import CopyDiffers, copy_shard, copy_tombstones, forget_others
 from tmc_server.store.operators import OperatorStore
 from tmc_server.store.shard_map import (
     HOW_TO_MOVE,
@@ -22,8 +24,11 @@ from tmc_server.store.shard_map import (
     as_ranges,
     check,
     differences,
+    identity_of,
     known_map,
     not_copied,
+    place_of,
+    to_copy,
 )
 
 _CLOCKS_APART_S = 300
@@ -58,12 +63,7 @@ def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] 
 
     def database(url: str) -> Database:
         if url not in opened:
-            try:
-                opened[url] = Database(url, clock=clock, pool_size=config.limits.lanes + 5, patient=patient)
-            except ModuleNotFoundError as exc:
-                raise driver_missing(exc) from exc
-            except ArgumentError as exc:
-                raise CannotStart(f"[store] has no database URL that SQLAlchemy understands: {exc}.") from exc
+            opened[url] = _opened(url, clock=clock, pool_size=config.limits.lanes + 5, patient=patient)
         return opened[url]
 
     catalog = database(config.store.catalog.get_secret_value())
@@ -74,30 +74,68 @@ def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] 
     return ShardMap(catalog, [by_shard.get(shard, catalog) for shard in range(32)])
 
 
-def initialize(config: Config, new_token: bool = False, accept_shard_map: bool = False) -> str | None:
+def _opened(url: str, **options: Any) -> Database:
+    """Raises CannotStart."""
+    try:
+        return Database(url, **options)
+    except ModuleNotFoundError as exc:
+        raise driver_missing(exc) from exc
+    except (ArgumentError, ValueError) as exc:
+        raise CannotStart(f"No database of the center has such a URL: {exc}") from exc
+
+
+def initialize(
+    config: Config,
+    new_token: bool = False,
+    accept_shard_map: bool = False,
+    copy_from: str = "",
+    say: Callable[[str], None] = lambda _text: None,
+) -> str | None:
     """Create or upgrade the schema. Returns: the admin token, the first time or when asked for. Raises CannotStart.
 
     accept_shard_map: shards were moved and their tables copied; the catalog takes this configuration's map.
+    copy_from: URL of a database with shards that this configuration puts elsewhere: they are copied first.
+    say: tells what was copied.
     """
     shards = open_shards(config, patient=True)
     try:
         if shards.catalog.dialect.has_one_writer:
             shards.catalog.hold_exclusively()
-        _before_migration(shards, accept_shard_map)
+        _before_migration(shards, accept_shard_map or bool(copy_from), copied=not copy_from)
         migrate(shards)
-        if accept_shard_map and differences(shards):
+        if copy_from:
+            _move(shards, copy_from, say)
+        elif accept_shard_map and differences(shards):
             accept(shards)
         check(shards)
         return OperatorStore(shards.catalog, 0).make_first(replace=new_token)
     except (StoreUnavailable, SQLAlchemyError) as exc:
         raise CannotStart(said_by_database(exc)) from exc
-    except (TmcError, DatabaseTaken, RevisionLost, ShardsElsewhere) as exc:
+    except (TmcError, DatabaseTaken, RevisionLost, ShardsElsewhere, CopyDiffers) as exc:
         raise CannotStart(str(exc)) from exc
     finally:
         shards.close()
 
 
-def _before_migration(shards: ShardMap, accept_shard_map: bool) -> None:
+def _move(shards: ShardMap, copy_from: str, say: Callable[[str], None]) -> None:
+    """Copy what is still there, have the catalog say where it is now, then forget it where it was."""
+    opened = _opened(copy_from, patient=True)
+    try:
+        identity = identity_of(opened)
+        source = next((each for each in shards.databases if identity_of(each) == identity), opened)
+        for target, moved in to_copy(shards, source).items():
+            for shard in moved:
+                copied = copy_shard(source, target, shard)
+                say(f"Shard {shard}: {copied} messages are in {place_of(target)}, compared row by row.")
+            copy_tombstones(source, target)
+        if differences(shards):
+            accept(shards)
+        forget_others(source, [each.shard for each in known_map(shards) if each.identity == identity])
+    finally:
+        opened.close()
+
+
+def _before_migration(shards: ShardMap, accept_shard_map: bool, copied: bool) -> None:
     """Refuse to make empty tables for shards that are elsewhere, or that were not copied."""
     try:
         moved = differences(shards)
@@ -105,7 +143,7 @@ def _before_migration(shards: ShardMap, accept_shard_map: bool) -> None:
         return
     if moved and not accept_shard_map:
         raise ShardsElsewhere(" ".join([*moved, HOW_TO_MOVE]))
-    missing = not_copied(shards) if moved else []
+    missing = not_copied(shards) if moved and copied else []
     if missing:
         raise ShardsElsewhere(
             f"Shard {as_ranges(missing)} has no tables where this configuration puts it: copy them first."

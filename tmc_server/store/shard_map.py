@@ -20,8 +20,8 @@ from tmc_server.store.engines import Database, ShardMap, repeated
 from tmc_server.store.tables import database_identity, meta, server, shard_map, shard_tables
 
 HOW_TO_MOVE = (
-    "Correct [store] in the configuration. Or, to move a shard: stop all servers, copy its tables and its rows of tmc_failed,"
-    " then run tmc init --accept-shard-map (docs/operating.md, Moving a shard)."
+    "Correct [store] in the configuration. Or, to move shards: stop all servers, then run tmc init --copy-from URL with the"
+    " address of the database that has them (docs/operating.md, Moving a shard)."
 )
 
 
@@ -32,7 +32,7 @@ class ShardsElsewhere(Exception):
 def place_of(database: Database) -> str:
     """The address of a database without credentials."""
     url = database.url
-    return f"{url.host}:{url.port or 3306}/{url.database}" if url.host else str(url.database)
+    return f"{url.host}:{url.port or database.dialect.port}/{url.database}" if url.host else str(url.database)
 
 
 def identify(connection: sa.Connection, serves_from: str) -> None:
@@ -107,6 +107,28 @@ def fill(shards: ShardMap) -> None:
         repeated(lambda: _store(shards, only_first=True))
 
 
+def to_copy(shards: ShardMap, source: Database) -> dict[Database, list[Shard]]:
+    """Return the shards that the catalog has in this database and the configuration elsewhere, by where.
+
+    Raises ShardsElsewhere while a server runs.
+    """
+    with shards.catalog.reading() as connection:
+        _refuse_beside_servers(connection, shards.catalog.now(connection))
+    identity, here = identity_of(source), configured_map(shards)
+    found: dict[Database, list[Shard]] = {}
+    for known in known_map(shards):
+        if known.identity == identity and here[known.shard] != identity:
+            found.setdefault(shards.shards[known.shard], []).append(known.shard)
+    return found
+
+
+def _refuse_beside_servers(connection: sa.Connection, now: int) -> None:
+    """Raises ShardsElsewhere while a server runs."""
+    alive = connection.execute(sa.select(server.c.name).where(server.c.expires_ms > now)).scalars().all()
+    if alive:
+        raise ShardsElsewhere(f"Stop all servers before a shard is moved; alive are {', '.join(alive)}.")
+
+
 def accept(shards: ShardMap) -> None:
     """Store the map as configured: the shards were moved. Raises ShardsElsewhere while a server runs."""
     repeated(lambda: _store(shards, only_first=False))
@@ -120,9 +142,8 @@ def _store(shards: ShardMap, only_first: bool) -> None:
         if only_first and stored_map(connection):
             return
         now = catalog.now(connection)
-        alive = connection.execute(sa.select(server.c.name).where(server.c.expires_ms > now)).scalars().all()
-        if alive and not only_first:
-            raise ShardsElsewhere(f"Stop all servers before a shard is moved; alive are {', '.join(alive)}.")
+        if not only_first:
+            _refuse_beside_servers(connection, now)
         connection.execute(shard_map.delete())
         places = [
             {"shard": shard, "identity": here[Shard(shard)], "place": place_of(holder)[:255]}

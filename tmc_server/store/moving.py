@@ -1,0 +1,136 @@
+"""Copies shards from one database to another, of whatever kind, while no server runs; and compares them afterwards.
+
+Copying begins with emptying: what was cut short is done over again. Nothing changes in the source until the catalog says that
+the shards are elsewhere (store/shard_map.py); then the rows that it shares with other shards are deleted there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_server.domain.numbers import Shard
+from tmc_server.store.engines import Database
+from tmc_server.store.sql import InsertRows
+from tmc_server.store.tables import (
+    METADATA,
+    bulk_item,
+    bulk_progress,
+    failed,
+    order,
+    retention,
+    shard_tables,
+    tombstone,
+    waiting,
+)
+
+SHARED = (retention, failed, order, waiting, bulk_progress, bulk_item)
+"""Tables of a database in which each row is of one shard. Alerts and notices stay, and are sent from where they are."""
+_PAGE = 500
+_STATEMENT_BYTES = 1 << 20
+
+Row = Mapping[str, Any]
+
+
+class CopyDiffers(Exception):
+    """What was copied is not what is there: something wrote meanwhile, or a database loses rows."""
+
+
+def copy_shard(source: Database, target: Database, shard: Shard) -> int:
+    """Copy what belongs to this shard. Returns: how many messages. Raises CopyDiffers, StoreUnavailable."""
+    tables = shard_tables(shard)
+    with target.transaction() as connection:
+        METADATA.create_all(connection, tables=list(tables.all))
+    for table in (tables.consumption, tables.attempt):
+        _copy(source, target, table)
+    for table in SHARED:
+        _copy(source, target, table, table.c.shard == shard)
+    return _copy(source, target, tables.message)
+
+
+def forget_others(source: Database, held: Sequence[Shard]) -> None:
+    """Delete rows about shards that a database does not hold any more: they would be counted there. The tables of the
+    shards themselves stay, until somebody drops them.
+    """
+    with source.transaction() as connection:
+        for table in SHARED:
+            connection.execute(table.delete().where(table.c.shard.not_in(held)))
+
+
+def _copy(source: Database, target: Database, table: sa.Table, *which: sa.ColumnElement[bool]) -> int:
+    """Replace the rows of the target by those of the source. Returns: how many."""
+    insert = InsertRows(table)
+    with target.transaction() as connection:
+        connection.execute(table.delete().where(*which))
+    for rows in _statements(_rows(source, table, *which)):
+        with target.transaction() as connection:
+            insert.run(connection, rows)
+    count = 0
+    for ours, theirs in _beside(_rows(source, table, *which), _rows(target, table, *which)):
+        count += 1
+        if ours is None or theirs is None or any(ours[name] != theirs[name] for name in insert.columns):
+            raise CopyDiffers(
+                f"{table.name}: row {count} differs after it was copied. Repeat, with all servers stopped."
+            )
+    return count
+
+
+def _beside(ours: Iterator[Row], theirs: Iterator[Row]) -> Iterator[tuple[Row | None, Row | None]]:
+    while True:
+        pair = next(ours, None), next(theirs, None)
+        if pair == (None, None):
+            return
+        yield pair
+
+
+def _rows(database: Database, table: sa.Table, *which: sa.ColumnElement[bool]) -> Iterator[Row]:
+    """Yield all of them in the order of the primary key, a page at a time."""
+    keys = list(table.primary_key)
+    after: tuple[Any, ...] | None = None
+    while True:
+        query = sa.select(table).where(*which).order_by(*keys).limit(_PAGE)
+        if after is not None:
+            query = query.where(_behind(keys, after))
+        with database.reading() as connection:
+            page: Sequence[Any] = connection.execute(query).mappings().all()
+        yield from page
+        if len(page) < _PAGE:
+            return
+        after = tuple(page[-1][key.name] for key in keys)
+
+
+def _behind(keys: Sequence[sa.Column[Any]], after: Sequence[Any]) -> sa.ColumnElement[bool]:
+    """Rows behind these values of the primary key, in its order."""
+    further: sa.ColumnElement[bool] = keys[0] > after[0]
+    if len(keys) == 1:
+        return further
+    return sa.or_(further, sa.and_(keys[0] == after[0], _behind(keys[1:], after[1:])))
+
+
+def _statements(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Group rows so that a statement stays small, whatever their bodies are."""
+    group: list[Row] = []
+    size = 0
+    for row in rows:
+        group.append(row)
+        size += 200 + sum(2 * len(value) for value in row.values() if isinstance(value, bytes | str))
+        if size > _STATEMENT_BYTES or len(group) == _PAGE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def copy_tombstones(source: Database, target: Database) -> None:
+    """Add the tombstones that the target lacks: nothing says of which shard one is."""
+    insert = InsertRows(tombstone)
+    keys = [column.name for column in tombstone.primary_key]
+    for rows in _statements(_rows(source, tombstone)):
+        known = sa.select(*tombstone.primary_key).where(tombstone.c.attempt_id.in_([row["attempt_id"] for row in rows]))
+        with target.transaction() as connection:
+            there = {tuple(row) for row in connection.execute(known)}
+            fresh = [row for row in rows if tuple(row[name] for name in keys) not in there]
+            if fresh:
+                insert.run(connection, fresh)
