@@ -55,7 +55,7 @@ def _serial() -> sa.Column[int]:
 
 
 def _due_index(name: str, of: str) -> sa.Index:
-    """What is due, by its topic or subscription. In PostgreSQL it has only rows with a due time."""
+    """Index what is due, by its topic or subscription; in PostgreSQL, only rows with a due time."""
     return sa.Index(name, of, "due_ms", postgresql_where=sa.text("due_ms IS NOT NULL"))
 
 

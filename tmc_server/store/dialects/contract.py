@@ -104,7 +104,7 @@ class Dialect(Protocol):
 
     @property
     def port(self) -> int:
-        """Where servers of this kind listen unless the URL says otherwise."""
+        """Return the port of a URL without one."""
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         """Make engines for transactions, and for single statements that read. patient: no time limit on a statement."""

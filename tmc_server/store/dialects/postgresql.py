@@ -244,7 +244,7 @@ def _execute(connection: sa.Connection, statement: str) -> sa.CursorResult[Any]:
 
 
 def _insert(into: Insertion, rows: Sequence[Mapping[str, Any]]) -> str:
-    """With values as literals: the driver would format every value by several calls of Python."""
+    """Write the values as literals: the driver would format every value by several calls of Python."""
     literal = _literal
     written = (f"({','.join([literal(values[name]) for name in into.columns])})" for values in rows)
     return f"INSERT INTO {into.head} {','.join(written)}"
@@ -303,7 +303,7 @@ def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.En
 
 
 def _leave_a_standby(context: sa.engine.ExceptionContext) -> None:
-    """After a failover, connections lead to a server that only reads now: new ones may lead to the other."""
+    """Give up a connection to a server that only reads, as after a failover: a new one may lead to the other."""
     if getattr(context.original_exception, "sqlstate", None) == SqlState.READ_ONLY_SQL_TRANSACTION:
         context.is_disconnect = True
 
