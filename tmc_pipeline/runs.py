@@ -61,7 +61,7 @@ def _kept(folder: str, job: str) -> Figures:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             kept.set(family.name.removeprefix(_PREFIX), family.documentation, sample.value, **sample.labels)
-    kept.set("succeeded", _SUCCEEDED_MEANS, 0, job=job)
+    kept.set("succeeded", _SUCCEEDED_MEANS, 0, pipeline_job=job)
     return kept
 
 
@@ -76,13 +76,13 @@ def figures(folder: str, job: str) -> Iterator[Figures]:
     ended = made = Figures()
     try:
         yield made
-        made.set("succeeded", _SUCCEEDED_MEANS, 1, job=job)
+        made.set("succeeded", _SUCCEEDED_MEANS, 1, pipeline_job=job)
     except BaseException:
         ended = _kept(folder, job) if folder else made
         raise
     finally:
-        ended.set("seconds", "how long the run took", time.time() - started, job=job)
-        ended.set("finished_timestamp_seconds", "when the last run ended", time.time(), job=job)
+        ended.set("seconds", "how long the run took", time.time() - started, pipeline_job=job)
+        ended.set("finished_timestamp_seconds", "when the last run ended", time.time(), pipeline_job=job)
         if folder:
             ended.write(folder, job)
 

@@ -337,5 +337,5 @@ def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: C
     assert reported.returncode == 0, reported.stderr
     assert Path(reported.stdout.strip()).read_text().startswith("<!doctype html>")
     assert "give a time as 2026-11-21" in refusal(run(tmp_path, "report", "--since", "yesterday", settings=settings))
-    assert 'tmc_pipeline_succeeded{job="report"} 1.0' in (tmp_path / "tmc_pipeline_report.prom").read_text()
+    assert 'tmc_pipeline_succeeded{pipeline_job="report"} 1.0' in (tmp_path / "tmc_pipeline_report.prom").read_text()
     note(f"messages from {START_MS} on: archived, restored, reconciled, reported")

@@ -135,7 +135,7 @@ ENDS: dict[str, tuple[Callable[[subprocess.Popen[bytes]], None], str]] = {
 def test_whatever_dies_is_one_line_exit_code_2_and_no_success(end: str, center: FilledCenter, tmp_path: Path) -> None:
     kept = "tmc_pipeline_archived_before_timestamp_seconds 1.79e+09"
     figures = tmp_path / "tmc_pipeline_archive.prom"
-    figures.write_text(f'tmc_pipeline_succeeded{{job="archive"}} 1.0\n{kept}\n')
+    figures.write_text(f'tmc_pipeline_succeeded{{pipeline_job="archive"}} 1.0\n{kept}\n')
     settings = center.settings(tmp_path, ledgers=False, metrics={"textfile": str(tmp_path)}, spark=QUICK)
     process = _started(tmp_path, settings)
     try:
@@ -147,7 +147,7 @@ def test_whatever_dies_is_one_line_exit_code_2_and_no_success(end: str, center: 
         if process.poll() is None:
             _kill(process)
     for written in (during, figures.read_text()):
-        assert {'tmc_pipeline_succeeded{job="archive"} 0.0', kept} <= set(written.splitlines())
+        assert {'tmc_pipeline_succeeded{pipeline_job="archive"} 0.0', kept} <= set(written.splitlines())
     lines = [line for line in (tmp_path / "log").read_text().splitlines() if not line[:8].replace(":", "").isdigit()]
     assert lines == [ENDS[end][1]]
     assert not list((tmp_path / "archive").glob("m*/*"))

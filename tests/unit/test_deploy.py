@@ -19,13 +19,13 @@ RULES = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 RULE_TESTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts_test.yml").read_text())["tests"]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/tmc.json").read_text())
 PAGE = (ROOT / "docs/monitoring.md").read_text()
-TELEMETRY = (ROOT / "docs/telemetry.md").read_text()
+METRICS = (ROOT / "docs/telemetry.md").read_text() + (ROOT / "docs/pipeline.md").read_text()
 
 
 def _series() -> dict[str, set[str]]:
-    """The labels of each series by its name, from the page that is compared with the metrics themselves."""
+    """The labels of each series by its name, from the pages that are compared with the metrics themselves."""
     found: dict[str, set[str]] = {}
-    for name, kind, labels in re.findall(r"^\| `(tmc_\w+)` \| (\w+) \| ([\w, ]*) \|", TELEMETRY, re.MULTILINE):
+    for name, kind, labels in re.findall(r"^\| `(tmc_\w+)` \| (\w+) \| ([\w, ]*) \|", METRICS, re.MULTILINE):
         known = {label.strip() for label in labels.split(",")} - {""}
         if kind == "histogram":
             found |= {f"{name}_bucket": known | {"le"}, f"{name}_count": known, f"{name}_sum": known}
