@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import tmc_client
 from tests.pipeline.conftest import QUICK_JAVA
@@ -27,7 +29,7 @@ from tests.support.ports import free_port
 from tmc_client.center import Center
 from tmc_client.connecting.connection import Identity
 from tmc_pipeline.archive.restore import Restoring, replay, wanted_ids
-from tmc_pipeline.cli import _replay
+from tmc_pipeline.cli import _replay, app
 from tmc_pipeline.dialects import database
 from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, from_text
 from tmc_pipeline.session import check_java, driver_jars, how_to_start_processes
@@ -338,4 +340,21 @@ def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: C
     assert Path(reported.stdout.strip()).read_text().startswith("<!doctype html>")
     assert "give a time as 2026-11-21" in refusal(run(tmp_path, "report", "--since", "yesterday", settings=settings))
     assert 'tmc_pipeline_succeeded{pipeline_job="report"} 1.0' in (tmp_path / "tmc_pipeline_report.prom").read_text()
+    written = "".join(path.read_text() for path in tmp_path.glob("*.prom"))
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    documented = set(re.findall(r"^\| `(tmc_pipeline_\w+)` \|", page, re.MULTILINE))
+    assert set(re.findall(r"^(tmc_pipeline_\w+)", written, re.MULTILINE)) <= documented
     note(f"messages from {START_MS} on: archived, restored, reconciled, reported")
+
+
+def _scheduled() -> list[str]:
+    units = (Path(__file__).parents[2] / "deploy" / "systemd").glob("*.service")
+    return [
+        line for unit in units for line in re.findall(r"^Exec\w+=\S+ pipeline (.*)$", unit.read_text(), re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("arguments", sorted(set(_scheduled())))
+def test_the_command_lines_of_the_units_are_understood(arguments: str) -> None:
+    asked = CliRunner().invoke(app, [*arguments.split(), "--help"])
+    assert asked.exit_code == 0, asked.output

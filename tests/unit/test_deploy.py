@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,30 @@ def test_an_alert_says_how_bad_it_is(name: str) -> None:
 def test_the_commands_of_the_page_are_commands() -> None:
     known = {command.name for command in app.registered_commands}
     assert set(re.findall(r"`tmc admin ([a-z-]+)", PAGE)) <= known
+
+
+UNITS = {path.name: path.read_text() for path in sorted((ROOT / "deploy/systemd").iterdir())}
+
+
+def test_each_timer_has_a_service_that_the_page_names() -> None:
+    timers = {name.removesuffix(".timer") for name in UNITS if name.endswith(".timer")}
+    assert timers == {name.removesuffix(".service") for name in UNITS if name.endswith(".service")}
+    page = (ROOT / "docs/pipeline.md").read_text()
+    assert timers == set(re.findall(r"^\| `(tmc-pipeline-\w+)` \|", page, re.MULTILINE))
+    assert all(f"{timer}.timer" in page for timer in timers)
+
+
+def test_units_are_understood_by_systemd(tmp_path: Path) -> None:
+    """Where systemd is not installed, their keys are looked at."""
+    for name, text in UNITS.items():
+        (tmp_path / name).write_text(text.replace("/opt/tmc/pipeline/bin/tmc", "/bin/true").replace("User=tmc\n", ""))
+        assert set(re.findall(r"^(Exec\w+)=", text, re.MULTILINE)) <= {"ExecStart", "ExecStopPost"}
+        assert set(re.findall(r"^\[(\w+)\]", text, re.MULTILINE)) <= {"Unit", "Service", "Timer", "Install"}
+    tool = shutil.which("systemd-analyze")
+    if tool is not None:
+        files = [str(tmp_path / name) for name in UNITS]
+        checked = subprocess.run([tool, "verify", "--man=no", *files], capture_output=True, text=True, check=False)
+        assert (checked.returncode, [line for line in checked.stderr.splitlines() if "tmc-pipeline" in line]) == (0, [])
 
 
 def test_panels_do_not_overlap() -> None:
