@@ -358,18 +358,19 @@ def reconcile(
     with _refusals("reconcile"):
         from_ms, to_ms = since if since == "last" else _moment("--since", since), _moment("--until", until)
     with _job("reconcile", config, master, profile, wait) as job:
-        from tmc_pipeline.files import HadoopFolder
+        from tmc_pipeline.files import HadoopFolder, remove_old_runs
         from tmc_pipeline.reconcile.job import Reconciliation
         from tmc_pipeline.reconcile.ledgers import Ledgers
         from tmc_pipeline.session import FETCH, OPENING
 
         settings = job.settings
+        folder = HadoopFolder(job.spark, settings.reconcile.path)
         summary = Reconciliation(
             spark=job.spark,
             center=job.center,
             archive=job.archive if settings.archive.path else None,
             ledgers=Ledgers(job.spark, FETCH[settings.spark.profile], OPENING[settings.spark.profile]),
-            folder=HadoopFolder(job.spark, settings.reconcile.path),
+            folder=folder,
             tolerance_ms=round(settings.reconcile.tolerance_minutes * 60_000),
             skip_missing=skip_missing,
         ).run(settings.producers, settings.consumers, from_ms, to_ms)
@@ -380,6 +381,7 @@ def reconcile(
             numbers = " ".join(f"{name}={each[name]}" for name in ("committed", "consumed", "unconfirmed", "open"))
             typer.echo(f"{'ok ' if each['holds'] else 'BAD'} {each['topic']} -> {each['subscriber']}: {numbers}")
         typer.echo(f"details: {summary.path}")
+        remove_old_runs(folder, job.center.now_ms(), settings.reconcile.keep_days)
     if not summary.consistent:
         raise typer.Exit(1)
 
@@ -447,21 +449,23 @@ def report(
     with _refusals("report"):
         from_ms, to_ms = _moment("--since", since), _moment("--until", until)
     with _job("report", config, master, profile, wait) as job:
-        from tmc_pipeline.files import HadoopFolder
+        from tmc_pipeline.files import HadoopFolder, remove_old_runs
         from tmc_pipeline.report.job import Report
 
         settings = job.settings
+        folder = HadoopFolder(job.spark, settings.report.path)
         made = Report(
             job.spark,
             job.center,
             archive=job.archive if settings.archive.path else None,
-            folder=HadoopFolder(job.spark, settings.report.path),
+            folder=folder,
             skip_missing=skip_missing,
             reconciled=HadoopFolder(job.spark, settings.reconcile.path),
             console=settings.report.console,
         ).run(from_ms if from_ms is not None else job.center.now_ms() - _WEEK_MS, to_ms)
         job.figures.set("reported_messages", "messages of the last report", made.messages)
         typer.echo(f"{made.path}/report.html")
+        remove_old_runs(folder, job.center.now_ms(), settings.report.keep_days)
 
 
 @app.command("share-classes")

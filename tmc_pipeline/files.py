@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from tmc_pipeline.errors import AnotherRun, JobFailed, translated
 
 _CONDITIONAL = "fs.option.create.conditional.overwrite"  # a capability of object stores, and the option to use it
 _EXISTS = re.compile(r"FileAlreadyExistsException|RemoteFileChangedException|PreconditionFailed|\b412\b")
+_RUN = re.compile(r"\d{8}T\d{6}-")
 _RENAMES = ("file", "hdfs", "viewfs")  # where a rename is one step, and fails if the name exists
 _MOVES_AT_ONCE = 8
 _LOOK_AGAIN_S = 0.5
@@ -248,3 +250,20 @@ def _is_locked(handle: IO[str], kind: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def runs_of(folder: HadoopFolder) -> list[str]:
+    """Return the folders of runs in it, the oldest first."""
+    return [name for name in folder.names() if _RUN.match(name)]
+
+
+def when_ms(run: str) -> int:
+    """Return when a run began, from its name."""
+    return round(datetime.strptime(run[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def remove_old_runs(folder: HadoopFolder, now_ms: int, keep_days: int) -> None:
+    """Remove results that are older, but never the newest: the next run goes on from it. keep_days 0: keep all."""
+    for run in runs_of(folder)[:-1] if keep_days else ():
+        if when_ms(run) < now_ms - keep_days * 86_400_000:
+            folder.remove(run)

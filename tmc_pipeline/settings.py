@@ -85,6 +85,7 @@ class ReconcileSettings(Section):
     """[reconcile]"""
 
     path: str = Field("reconcile", description="folder for summaries and details; each run makes a folder in it")
+    keep_days: int = Field(0, ge=0, le=36_500, description="days; folders of older runs are removed; 0: never")
     tolerance_minutes: float = Field(
         15, ge=0, le=10_080, description="minutes; messages that moved more recently may still differ"
     )
@@ -94,6 +95,7 @@ class ReportSettings(Section):
     """[report]"""
 
     path: str = Field("report", description="folder for pages and tables; each run makes a folder in it")
+    keep_days: int = Field(0, ge=0, le=36_500, description="days; folders of older runs are removed; 0: never")
     console: str = Field("", description="address of the console, for links: https://console.example.com; empty: none")
 
 

@@ -15,6 +15,7 @@ from tests.pipeline.running import Jobs
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
 from tests.support.mariadb import MariaDB
+from tmc_pipeline.archive.job import DAY_MS
 from tmc_pipeline.frames import CONSUMPTION, MESSAGE
 from tmc_pipeline.reconcile.job import Summary
 from tmc_pipeline.reconcile.outlines import CONTENT, COURSE, IDENTITY
@@ -63,10 +64,10 @@ class Traffic:
         kind.plant(Planted(center=self.center, shard=shard, number=number, topic=topic, key=key))
         self.expected |= {f"{shard:02d}-{number + each}": kind.verdict for each in kind.found}
 
-    def reconciled(self) -> Summary:
-        """Of a run after the last plant."""
+    def reconciled(self, since_ms: int | None = None) -> Summary:
+        """Of a run after the last plant. since_ms: of an increment that begins there."""
         if self._summary is None:
-            self._summary = self.jobs.run_reconcile()
+            self._summary = self.jobs.run_reconcile(since=since_ms)
         return self._summary
 
     def found(self, summary: Summary) -> dict[str, str]:
@@ -139,9 +140,13 @@ def test_details_are_readable_by_any_csv_reader(traffic: Traffic) -> None:
 
 @pytest.mark.parametrize("seeds", [SEEDS[first : first + 10] for first in range(0, len(SEEDS), 10)], ids=str)
 def test_random_discrepancies_are_found_and_nothing_else(traffic: Traffic, seeds: Sequence[int]) -> None:
-    """Ten seeds to a run: what they plant stays, so that one run over all of it sees as much as ten."""
+    """Ten seeds to a run: what they plant stays, so that one run over all of it sees as much as ten. The runs are increments
+    here, which find by lists of messages what a whole run finds by reading everything.
+    """
     for seed in seeds:
         dice = random.Random(seed)
         for name in dice.sample(sorted(KINDS), dice.randint(1, 3)):
             traffic.plant(KINDS[name], dice)
-    assert traffic.found(traffic.reconciled()) == traffic.expected
+    summary = traffic.reconciled(since_ms=START_MS - DAY_MS)
+    assert summary.span["since_ms"] <= START_MS - DAY_MS
+    assert traffic.found(summary) == traffic.expected

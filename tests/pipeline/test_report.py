@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.pipeline.running import Jobs
 from tests.support.filled import START_MS
-from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.files import HadoopFolder, remove_old_runs, when_ms
 from tmc_pipeline.frames import ATTEMPT, CONSUMPTION, MESSAGE
 from tmc_pipeline.report import figures, page
 from tmc_pipeline.report.job import Report
@@ -81,6 +81,10 @@ def messages(spark: SparkSession) -> Any:
         a_message(7, M.CHECK_FAILED, decided_ms=None, created_ms=TEN + HOUR_MS - 1, shard=9),
         a_message(8, delay_ms=40, consumptions=[a_consumption(after_ms=1040)], topic="stock.moved"),
     ]
+    return _frame(spark, rows)
+
+
+def _frame(spark: SparkSession, rows: list[dict[str, Any]]) -> Any:
     schema = StructType([*MESSAGE.fields, StructField("topic", StringType())])
     return spark.createDataFrame([tuple(row[name] for name in schema.names) for row in rows], schema)
 
@@ -123,6 +127,25 @@ def test_consumption(messages: Any, subscribers: Any) -> None:
     assert rows["order.paid", "subscription-2"].under_way == 1
     assert rows["order.paid", "subscription-2"].deliver_p50 is None
     assert rows["stock.moved", "coupons.default"].deliver_max == 1000  # the delay is not the delivery's
+
+
+def test_times_that_cannot_be_are_counted_and_left_out(spark: SparkSession, subscribers: Any) -> None:
+    """A clock was a year ahead, or far behind; half a second back is nothing."""
+    year_ms = 500 * 24 * HOUR_MS
+    odd = _frame(
+        spark,
+        [
+            a_message(1, consumptions=[a_consumption(after_ms=100)]),
+            a_message(2, decided_ms=TEN + year_ms, consumptions=[a_consumption(after_ms=100)]),
+            a_message(3, decided_ms=TEN - 500, consumptions=[a_consumption(after_ms=year_ms)]),
+        ],
+    )
+    (row,) = figures.production(odd).collect()
+    assert (row.impossible, row.decide_p50, row.decide_max) == (1, 0, 10)
+    delivered = figures.deliveries(odd, subscribers)
+    (row,) = figures.consumption(delivered).collect()
+    assert (row.impossible, row.deliver_max, row.acked) == (2, 100, 3)
+    assert [each.deliveries for each in figures.latencies(delivered).collect()] == [1]
 
 
 def test_failures_open_and_skew(messages: Any, subscribers: Any) -> None:
@@ -239,6 +262,21 @@ def test_the_page_is_whole_and_loads_nothing(spark: SparkSession, filled: Any, f
     assert "mathdefault" not in text, "labels of axes are text"
 
 
+def test_old_results_are_removed_but_never_the_newest(spark: SparkSession, tmp_path: Path) -> None:
+    folder = HadoopFolder(spark, str(tmp_path))
+    names = ["20260901T053000-aaaaaa", "20261001T053000-bbbbbb", "20261101T053000-cccccc", "_accepted"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text("{}")
+    now_ms = when_ms("20261105T053000-dddddd")
+    remove_old_runs(folder, now_ms, keep_days=0)
+    assert folder.names() == names
+    remove_old_runs(folder, now_ms, keep_days=40)
+    assert folder.names() == names[1:]
+    remove_old_runs(folder, now_ms, keep_days=1)
+    assert folder.names() == names[2:]
+
+
 def test_an_empty_time_has_a_page_too(spark: SparkSession, filled: Any, folder: Path) -> None:
     jobs = Jobs(spark, filled(0), folder)
     made = _report(jobs).run(START_MS)
@@ -267,7 +305,7 @@ def test_a_share_does_not_round_to_everything() -> None:
     assert [page.share(*each) for each in ((0, 0), (0, 5), (5, 5), (9999, 10_000))] == ["", "0 %", "100 %", "99.99 %"]
 
 
-def _page_of(reason: str, subscriber: str = "s") -> str:
+def _page_of(reason: str, subscriber: str = "s", verdicts: page.Verdicts | None = None) -> str:
     """The page of a time in which one try failed."""
     names = (
         "production",
@@ -282,7 +320,22 @@ def _page_of(reason: str, subscriber: str = "s") -> str:
     )
     tables: dict[str, Any] = {name: [] for name in names}
     failed = {"topic": "t", "subscriber": subscriber, "reason": reason, "attempts": 1}
-    return page.page("t", {}, {**tables, "failures": [failed]})
+    return page.page("t", {}, {**tables, "failures": [failed]}, verdicts)
+
+
+def test_how_many_discrepancies_the_last_reconciliations_found() -> None:
+    trend = [{"at_ms": TEN + n * HOUR_MS, "verdict": each, "count": n} for n in range(3) for each in ("lost", "ghost")]
+    summary = {"consistent": False, "discrepancies": 4, "verdicts": {"lost": 2, "ghost": 2}}
+    several = _page_of("x", verdicts=page.Verdicts(run="r", summary=summary, examples=[], trend=trend))
+    assert "discrepancies in the last reconciliations" in several
+    assert "lost</text>" in several
+    one = _page_of("x", verdicts=page.Verdicts(run="r", summary=summary, examples=[], trend=trend[:2]))
+    assert "discrepancies in the last reconciliations" not in one
+
+
+def test_what_the_fonts_of_this_machine_lack_is_no_warning() -> None:
+    """Cron would mail it; the page keeps text as text, and the reader's machine has the fonts."""
+    assert "s: fell \U0001f389 \u6d88\u606f</text>" in _page_of("fell \U0001f389 \u6d88\u606f")
 
 
 def test_names_on_the_page_are_text(spark: SparkSession) -> None:

@@ -20,6 +20,8 @@ from tmc_server.domain.message import UNDECIDED, MessageState
 HOUR_MS = 3_600_000
 _QUANTILES = (0.5, 0.95, 0.99)
 _REASON_LENGTH = 80
+_SET_BACK_MS = 1000
+_LONGEST_MS = 400 * 86_400_000
 
 
 def _hour(column: str = "created_ms") -> Column:
@@ -30,8 +32,18 @@ def _count(condition: Column, name: str) -> Column:
     return f.count(f.when(condition, 1)).alias(name)
 
 
-def _latencies(column: Column, name: str) -> Sequence[Column]:
+def _possible(took: Column) -> Column:
+    """Return a latency, or null if it cannot be: a clock was wrong. A database's clock may go back by a second."""
+    return f.when(took.between(-_SET_BACK_MS, _LONGEST_MS), f.greatest(took, f.lit(0)))
+
+
+def _impossible(took: Column) -> Column:
+    return _count(took.isNotNull() & _possible(took).isNull(), "impossible")
+
+
+def _latencies(took: Column, name: str) -> Sequence[Column]:
     """name_p50, name_p95, name_p99, name_max bigint; null where nothing was measured."""
+    column = _possible(took)
     quantiles = f.percentile_approx(column, f.array(*[f.lit(q) for q in _QUANTILES]), f.lit(1000))
     return (
         *[quantiles[n].alias(f"{name}_p{round(q * 100)}") for n, q in enumerate(_QUANTILES)],
@@ -42,7 +54,8 @@ def _latencies(column: Column, name: str) -> Sequence[Column]:
 def production(messages: DataFrame, *by: str) -> DataFrame:
     """MESSAGE with topic string -> one row per topic and `by` (hour_ms or nothing), in their order.
 
-    messages, committed, rolled_back, undecided, by_check bigint; decide_p50 ... decide_max: from prepare to decision.
+    messages, committed, rolled_back, undecided, by_check bigint; decide_p50 ... decide_max: from prepare to decision;
+    impossible bigint: how many of these are left out, since a clock was wrong.
     """
     state = f.col("state")
     return (
@@ -55,6 +68,7 @@ def production(messages: DataFrame, *by: str) -> DataFrame:
             _count(is_one_of(state, UNDECIDED), "undecided"),
             _count(f.col("check_answer") == DECIDED_BY_CHECK, "by_check"),
             *_latencies(f.col("decided_ms") - f.col("created_ms"), "decide"),
+            _impossible(f.col("decided_ms") - f.col("created_ms")),
         )
         .orderBy("topic", *by)
     )
@@ -85,7 +99,8 @@ def consumption(delivered: DataFrame, *by: str) -> DataFrame:
     """Rows of `deliveries` -> one row per topic, subscriber and `by`, in their order.
 
     deliveries, acked, failed, cancelled, under_way, first_attempt, attempts bigint; deliver_p50 ...: from decision (and delay) to
-    stored ack; life_p50 ...: from prepare to stored ack. first_attempt: acked after one attempt.
+    stored ack; life_p50 ...: from prepare to stored ack. first_attempt: acked after one attempt.  impossible bigint: as in
+    `production`.
     """
     state = f.col("state")
     acked = state == int(ConsumptionState.ACKED)
@@ -101,6 +116,7 @@ def consumption(delivered: DataFrame, *by: str) -> DataFrame:
             f.sum("attempt").alias("attempts"),
             *_latencies(f.when(acked, f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms")), "deliver"),
             *_latencies(f.when(acked, f.col("closed_ms") - f.col("prepared_ms")), "life"),
+            _impossible(f.when(acked, f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms"))),
         )
         .orderBy("topic", "subscriber", *by)
     )
@@ -186,11 +202,11 @@ def latencies(delivered: DataFrame) -> DataFrame:
 
     step n: from LATENCY_STEPS[n] milliseconds on; the last one has no end.
     """
-    took = f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms")
+    took = _possible(f.col("closed_ms") - f.col("decided_ms") - f.col("delay_ms"))
     step = f.lit(0)
     for number, limit in enumerate(LATENCY_STEPS):
         step = f.when(took >= limit, number).otherwise(step)
-    acked = delivered.where(f.col("state") == int(ConsumptionState.ACKED))
+    acked = delivered.where((f.col("state") == int(ConsumptionState.ACKED)) & took.isNotNull())
     return (
         acked.groupBy("topic", "subscriber", step.alias("step"))
         .agg(f.count(f.lit(1)).alias("deliveries"))

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
@@ -15,13 +16,14 @@ from pyspark.sql import functions as f
 from tmc_pipeline.archive.contents import Archive, closed_since, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
-from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.files import HadoopFolder, runs_of, when_ms
 from tmc_pipeline.frames import MESSAGE, on_disk, small_table, with_topic, without
 from tmc_pipeline.reconcile.verdicts import DISCREPANCIES
 from tmc_pipeline.report import figures, page
 
 log = logging.getLogger("tmc.pipeline")
 
+_TREND = 30  # reconciliations of which the page shows how many discrepancies they found
 _EXAMPLES = 3  # discrepancies of each verdict on the page; all are in the details of the reconciliation
 
 
@@ -80,6 +82,9 @@ class Report:
                     "messages": f"{seen:,}",
                     "run": run,
                 }
+                impossible = sum(row["impossible"] for name in ("production", "consumption") for row in tables[name])
+                if impossible:
+                    facts["wrong clocks"] = f"{impossible:,} times that cannot be are left out of the latencies"
                 verdicts = self._verdicts()
                 text = page.page("Transaction messages", facts, tables, verdicts, self._console)
                 self._folder.write(f"{staging}/report.html", text)
@@ -122,8 +127,21 @@ class Report:
                 examples = found.withColumn("place", place).where(f.col("place") <= _EXAMPLES).drop("place").collect()
                 worst_first = sorted(examples, key=lambda row: -DISCREPANCIES.index(row.verdict))
                 rows = [row.asDict() for row in worst_first]
-                return page.Verdicts(run=run, summary=summary, examples=rows)
+                return page.Verdicts(run=run, summary=summary, examples=rows, trend=self._trend())
         return None
+
+    def _trend(self) -> page.Rows:
+        """Return at_ms, verdict and count of the discrepancies of the last reconciliations, the oldest first."""
+        rows: list[dict[str, Any]] = []
+        assert self._reconciled is not None
+        for run in runs_of(self._reconciled)[-_TREND:]:
+            if self._reconciled.exists(f"{run}/summary.json"):
+                summary = json.loads(self._reconciled.read(f"{run}/summary.json"))
+                verdicts = summary["verdicts"]
+                rows += [
+                    {"at_ms": when_ms(run), "verdict": each, "count": verdicts.get(each, 0)} for each in DISCREPANCIES
+                ]
+        return rows
 
     def _frames(self, both: DataFrame, hot: DataFrame, from_ms: int, to_ms: int) -> Mapping[str, DataFrame]:
         """The tables of the report. both: messages of the reported period and of the one before.

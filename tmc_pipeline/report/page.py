@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -80,11 +81,15 @@ def share(part: int, whole: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """What the last reconciliation found. summary: its summary.json.  examples: verdict, message_id, subscriber, topic."""
+    """What the last reconciliation found. summary: its summary.json.  examples: verdict, message_id, subscriber, topic.
+
+    trend: at_ms, verdict and count of the last runs.
+    """
 
     run: str
     summary: Mapping[str, Any]
     examples: Rows
+    trend: Rows = ()
 
 
 def page(
@@ -101,7 +106,7 @@ def page(
     environment.filters |= {"at": at, "span": span, "grouped": lambda number: "" if number is None else f"{number:,}"}
     environment.globals |= {"share": share, "changed": changed}
     return environment.get_template("report.html").render(
-        title=title, facts=facts, pictures=_pictures(tables), verdicts=verdicts, console=console, **tables
+        title=title, facts=facts, pictures=_pictures(tables, verdicts), verdicts=verdicts, console=console, **tables
     )
 
 
@@ -119,8 +124,11 @@ def heat_step_ms(from_ms: int, to_ms: int) -> int:
     )
 
 
-def _pictures(tables: Mapping[str, Rows]) -> Mapping[str, str]:
+def _pictures(tables: Mapping[str, Rows], verdicts: Verdicts | None) -> Mapping[str, str]:
+    trend = verdicts.trend if verdicts is not None else ()
+    several = len({row["at_ms"] for row in trend}) > 1
     return {
+        "trend": _svg(lambda axes: _trend(axes, trend)) if several else "",
         "volume": _svg(lambda axes: _volume(axes, tables["production_by_hour"])),
         "latency": _svg(lambda axes: _latency(axes, tables["consumption_by_hour"])),
         "first_try": _svg(lambda axes: _first_try(axes, tables["consumption_by_hour"])),
@@ -132,7 +140,9 @@ def _pictures(tables: Mapping[str, Rows]) -> Mapping[str, str]:
 
 def _svg(draw: Any) -> str:
     """Draw one chart as SVG. Settings are read when a figure is made and when it is saved: both use our style."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        # The SVG keeps text as text: which fonts this machine has does not matter, and cron would mail the warning.
+        warnings.filterwarnings("ignore", "Glyph ", UserWarning)
         figure = Figure(figsize=(7.2, 2.6), layout="constrained")
         draw(figure.add_subplot())
         text = io.StringIO()
@@ -168,6 +178,26 @@ def _limit_to(axes: Axes, hours: Sequence[int]) -> None:
 def _empty(axes: Axes, text: str = "nothing in this time") -> None:
     axes.set_axis_off()
     axes.text(0.5, 0.5, text, ha="center", va="center", color=_FAINT, transform=axes.transAxes)
+
+
+def _trend(axes: Axes, rows: Rows) -> None:
+    """Draw how many discrepancies each of the last reconciliations found."""
+    lines: dict[str, dict[int, int]] = {}
+    for row in rows:
+        lines.setdefault(row["verdict"], {})[row["at_ms"]] = row["count"]
+    seen = {verdict: line for verdict, line in lines.items() if any(line.values())}
+    times = sorted({row["at_ms"] for row in rows})
+    for (verdict, line), color in zip(seen.items(), itertools.cycle(_COLOURS)):
+        axes.plot(
+            _moments(times), [line.get(at, 0) for at in times], marker="o", markersize=3, label=verdict, color=color
+        )
+    if not seen:
+        axes.plot(_moments(times), [0] * len(times), marker="o", markersize=3, color=_COLOURS[2])
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("discrepancies")
+    if seen:
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.tick_params(axis="x", rotation=20)
 
 
 def _volume(axes: Axes, rows: Rows) -> None:
