@@ -5,6 +5,7 @@ Jobs use the file of `tmc pipeline share-classes`.
 export: the same rows by one connection and Arrow, unverified, in turn with the archive. archive_again_s: the next run, with
 nothing new in the tables. reconcile_s: ledgers of three producers, center, three inboxes. reconcile_increment_s: the last 30th of
 the messages; reconcile_increment_share: that against everything, at the largest size; both from the start of the process.
+open_increment_s: the run after one with everything, while a subscriber is away with a third of 900,000 messages.
 peak_memory_mb: the job's whole process tree; bodies: of 256 KiB, in thousands of messages. traffic_loss_share: open-loop full
 lives at half of what the center can do, with the polite archive beside it, in turn with none.
 """
@@ -154,6 +155,27 @@ class Side:
         assert figures["agreed"] == each // 30 * 32, figures
         return figures
 
+    def with_one_away(self) -> dict[str, float]:
+        """One subscriber acked nothing: a third of the messages stay open. Compare everything, then the increment after it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for shard in range(32):
+            self.center.change(
+                shard,
+                "UPDATE tmc_consumption_{nn} SET state = 1, closed_ms = NULL, due_ms = 9000000000000 WHERE subscription_no = 1",
+            )
+        with self.center.sql(self.center.ledger("c1")) as run:
+            run.exec_driver_sql("DELETE FROM tmc_inbox")
+        everything = measured("reconcile", self.settings(ledgers=True))
+        increment = measured("reconcile", self.settings(ledgers=True), "last")
+        assert increment["pending"] == everything["pending"] > self.messages / 4, (everything, increment)
+        return {
+            "open_messages": everything["pending"],
+            "open_everything_s": round(everything["total_s"], 1),
+            "open_increment_s": round(increment["total_s"], 1),
+            "open_increment_ratio": round(increment["total_s"] / everything["total_s"], 2),
+            "open_peak_memory_mb": round(max(everything["peak_mb"], increment["peak_mb"])),
+        }
+
 
 def share_classes(side: Side, folder: Path) -> None:
     """As docs/pipeline.md says, before all that is measured."""
@@ -204,9 +226,12 @@ def main() -> None:
         "--sizes", default="1,2,8,20", help="millions of messages; the archive's figures are those of 2"
     )
     parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument(
+        "--away", type=int, default=900_000, help="messages, a third of which a subscriber has not acked; 0: none"
+    )
     options = parser.parse_args()
-    sizes = [round(float(size) * MILLION) for size in options.sizes.split(",")]
-    main_size = 2 * MILLION if 2 * MILLION in sizes else sizes[-1]
+    sizes = [round(float(size) * MILLION) for size in options.sizes.split(",") if size]
+    main_size = 2 * MILLION if 2 * MILLION in sizes else max(sizes, default=0)
     server = MariaDB(pool_mb=1024)
     folder = Path(tempfile.mkdtemp(prefix="tmc-bench-pipeline-"))
     result: dict[str, Any] = {}
@@ -246,11 +271,19 @@ def main() -> None:
             if size == max(sizes):
                 result["reconcile_increment_share"] = round(increment_s / figures["total_s"], 3)
             side.drop()
-        for thousands in (1, 8):
+        if options.away:
+            side = Side(server, options.away, folder)
+            if not sizes:
+                share_classes(side, folder)
+            side.center.fill_ledgers()
+            result |= side.with_one_away()
+            side.drop()
+        for thousands in (1, 8) if sizes else ():
             side = Side(server, thousands * 1000, folder, body_bytes=256 << 10)
             result[f"peak_memory_mb_bodies_{thousands}k"] = round(side.archive()["peak_mb"])
             side.drop()
-        result["peak_memory_mb"] = round(max(peaks))
+        if peaks:
+            result["peak_memory_mb"] = round(max(peaks))
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)

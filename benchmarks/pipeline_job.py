@@ -1,6 +1,6 @@
 """One pipeline job in a process of its own, its session up before the clock starts.
 
-usage: pipeline_job.py archive|reconcile SETTINGS.json [SINCE_MS]     prints one JSON line: seconds, messages, verdicts
+usage: pipeline_job.py archive|reconcile SETTINGS.json [SINCE_MS | last]     prints one JSON line: seconds, messages, verdicts
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(job: str, path: str, since_ms: str = "") -> None:
             found = Reconciliation(
                 spark=spark, center=center, archive=archive, ledgers=ledgers, folder=folder, tolerance_ms=60_000
             )
-            since = int(since_ms) if since_ms else None
+            since = since_ms if since_ms == "last" else int(since_ms) if since_ms else None
             figures = dict(found.run(settings.producers, settings.consumers, since).verdicts)
         print(json.dumps({"seconds": time.monotonic() - began, **figures}), flush=True)
 
