@@ -9,7 +9,7 @@ import typer
 from tmc_cli import fail
 from tmc_cli.options import ConfigFile, command, loaded
 from tmc_server.app import CannotStart, diagnose, initialize
-from tmc_server.app.reaching import require_databases
+from tmc_server.app.reaching import require_database, require_databases
 from tmc_server.printable import escaped
 
 init_app, doctor_app = command(), command()
@@ -40,6 +40,8 @@ def init(
     settings = loaded(config)
     try:
         require_databases(settings, created=True)
+        if copy_from:
+            require_database(copy_from, "--copy-from")
         token = initialize(settings, new_admin_token, accept_shard_map, copy_from, say=typer.echo)
     except CannotStart as exc:
         fail(exc)

@@ -483,6 +483,22 @@ def test_a_missing_database_is_named_and_init_makes_it(database_server: MariaDB 
     assert _run("doctor", environment, tmp_path).returncode == 0
 
 
+def test_the_url_of_a_copy_is_looked_at_as_that_of_the_store(
+    database_server: MariaDB | PostgreSQL, tmp_path: Path
+) -> None:
+    """A secret on the command line would be in the list of processes: it may be in TMC_COPY_FROM."""
+    url = sa.make_url(database_server.url("tmc_gone"))
+    stranger = url.set(username="somebody", password=SECRET).render_as_string(hide_password=False)
+    said = {
+        stranger: "refuses the user 'somebody': check user, password and rights in the URL of --copy-from.",
+        url.render_as_string(hide_password=False): "There is no database 'tmc_gone'",
+        f"postgres://u:{SECRET}@h/d": "The URL of --copy-from is none of the center's: give postgresql://",
+    }
+    for address, sentence in said.items():
+        done = _run("init", {"TMC_STORE__CATALOG": f"sqlite:///{tmp_path}/c.db", "TMC_COPY_FROM": address}, tmp_path)
+        assert (done.returncode, sentence in done.stderr, SECRET in done.stderr) == (2, True, False), done.stderr
+
+
 @pytest.mark.parametrize("scheme", ["mariadb+mysqldb", "postgresql"])
 @pytest.mark.parametrize("command", ["init", "doctor"])
 def test_init_and_doctor_do_not_wait_for_a_database(tmp_path: Path, command: str, scheme: str) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from tmc_common.extras import extra_of
 from tmc_server.config import Config
+from tmc_server.domain.numbers import Shard
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
 from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import RevisionLost, migrate
-from tmc_server.store.moving import CopyDiffers, copy_shard, copy_tombstones, forget_others
+from tmc_server.store.moving import CopyDiffers, copy_shard, copy_tombstones, forget
 from tmc_server.store.operators import OperatorStore
 from tmc_server.store.shard_map import (
     HOW_TO_MOVE,
@@ -28,6 +31,8 @@ from tmc_server.store.shard_map import (
     known_map,
     not_copied,
     place_of,
+    refuse_others,
+    runs_of_servers,
     to_copy,
 )
 
@@ -102,11 +107,12 @@ def initialize(
         if shards.catalog.dialect.has_one_writer:
             shards.catalog.hold_exclusively()
         _before_migration(shards, accept_shard_map or bool(copy_from), copied=not copy_from)
-        migrate(shards)
-        if copy_from:
-            _move(shards, copy_from, say)
-        elif accept_shard_map and differences(shards):
-            accept(shards)
+        with _source_of(shards, copy_from) if copy_from else nullcontext() as source:
+            migrate(shards)
+            if source is not None:
+                _move(shards, *source, say)
+            elif accept_shard_map and differences(shards):
+                accept(shards)
         check(shards)
         return OperatorStore(shards.catalog, 0).make_first(replace=new_token)
     except (StoreUnavailable, SQLAlchemyError) as exc:
@@ -117,27 +123,39 @@ def initialize(
         shards.close()
 
 
-def _move(shards: ShardMap, copy_from: str, say: Callable[[str], None]) -> None:
-    """Copy what is still there, have the catalog say where it is now, then forget it where it was."""
+@contextmanager
+def _source_of(shards: ShardMap, copy_from: str) -> Iterator[tuple[Database, Sequence[Shard]]]:
+    """The database that has what is moved, and which shards that are. Nothing was changed if this raises."""
     opened = _opened(copy_from, patient=True)
+    path = opened.url.database
+    if opened.dialect.has_one_writer and not Path(str(path)).exists():  # looking into it would make it
+        raise CannotStart(f"There is no SQLite file {path}: check the URL of --copy-from.")
     try:
         identity = identity_of(opened)
-        source = next((each for each in shards.databases if identity_of(each) == identity), opened)
-        for target, moved in to_copy(shards, source).items():
-            for shard in moved:
-                copied = copy_shard(source, target, shard)
-                say(f"Shard {shard}: {copied} messages are in {place_of(target)}, compared row by row.")
-            copy_tombstones(source, target)
-        if differences(shards):
-            accept(shards)
-        forget_others(source, [each.shard for each in known_map(shards) if each.identity == identity])
+        source = next((each for each in shards.databases if identity and identity_of(each) == identity), opened)
+        yield source, to_copy(shards, source)
     finally:
         opened.close()
+
+
+def _move(shards: ShardMap, source: Database, moved: Sequence[Shard], say: Callable[[str], None]) -> None:
+    """Copy shards, have the catalog say where they are now, then forget them where they were."""
+    runs = runs_of_servers(shards)
+    for shard in moved:
+        target = shards.shards[shard]
+        if copied := copy_shard(source, target, shard):
+            say(f"Shard {shard}: {copied} messages are in {place_of(target)}, compared row by row.")
+    for target in {shards.shards[shard] for shard in moved}:
+        copy_tombstones(source, target)
+    accept(shards, runs)
+    forget(source, moved)
+    say(f"Shard {as_ranges(moved)} is moved, and the catalog knows it: start the servers.")
 
 
 def _before_migration(shards: ShardMap, accept_shard_map: bool, copied: bool) -> None:
     """Refuse to make empty tables for shards that are elsewhere, or that were not copied."""
     try:
+        refuse_others(shards)
         moved = differences(shards)
     except StoreUnavailable:  # a database that is not there yet is made by the migration, and holds nothing
         return

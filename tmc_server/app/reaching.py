@@ -41,6 +41,23 @@ def require_databases(config: Config, created: bool = False) -> None:
         raise CannotStart(str(exc)) from exc
 
 
+def require_database(text: str, setting: str) -> None:
+    """Raises CannotStart unless the database of this URL answers. setting: where the URL stands."""
+    try:
+        url = url_of(text)
+        if url.get_backend_name() == "sqlite":
+            _look_at_file(url)
+        else:
+            _connect(url, created=False, setting=setting)
+    except DatabaseAway as exc:
+        raise CannotStart(str(exc)) from exc
+    except (sa.exc.ArgumentError, ValueError):  # their texts quote the URL
+        raise CannotStart(
+            f"The URL of {setting} is none of the center's: give postgresql://user:password@host:5432/database, "
+            "mariadb+mysqldb://user:password@host:3306/database or sqlite:///file."
+        ) from None
+
+
 def wait_for_databases(config: Config, pause: Callable[[float], bool] | None = None) -> bool:
     """Wait until every database answers, and say so at once, then every 30 seconds.
 
@@ -112,7 +129,7 @@ def _look(config: Config, created: bool) -> None:
             _connect(url, created)
 
 
-def _connect(url: sa.URL, created: bool) -> None:
+def _connect(url: sa.URL, created: bool, setting: str = "[store]") -> None:
     dialect = dialect_of(url.get_backend_name())
     server = f"{url.host or 'localhost'}:{url.port or dialect.port}"
     try:
@@ -123,14 +140,14 @@ def _connect(url: sa.URL, created: bool) -> None:
         raise driver_missing(exc) from exc
     except (TypeError, sa.exc.ProgrammingError) as exc:  # the driver's own text quotes the option
         raise CannotStart(
-            "The URL of [store] has an option behind its ? that the database driver does not know."
+            f"The URL of {setting} has an option behind its ? that the database driver does not know."
         ) from exc
     except sa.exc.DBAPIError as exc:
         match dialect.refusal_of(exc):
             case Refusal.USER:
                 raise CannotStart(
                     f"The database at {server} refuses the user {url.username or ''!r}: check user, password and rights "
-                    "in the URL of [store]."
+                    f"in the URL of {setting}."
                 ) from exc
             case Refusal.DATABASE:
                 if created:

@@ -48,17 +48,19 @@ class SqlFailures:
         now = 0
         wanted = (failed.c.topic_no.in_(sorted(topics)), failed.c.subscription_no.in_(sorted(subscriptions)))
         for database in self._shards.databases:
-            if not self._shards.shards_in(database):
+            held = self._shards.shards_in(database)
+            if not held:
                 continue
+            here = (*wanted, failed.c.shard.in_(held))  # what was left behind by a move is not counted
             with database.snapshot() as connection:
                 now = database.now(connection)
-                for row in connection.execute(_totals(wanted)):
+                for row in connection.execute(_totals(here)):
                     group = found.setdefault(_name(row), _Found())
                     group.count += row.rows
                     group.first_ms = min(group.first_ms, row.first_ms)
                     group.databases.insert(0 if row.last_ms < group.last_ms else len(group.databases), database)
                     group.last_ms = max(group.last_ms, row.last_ms)
-                for row in connection.execute(_minutes(wanted, now - _MINUTES * _MINUTE_MS)):
+                for row in connection.execute(_minutes(here, now - _MINUTES * _MINUTE_MS)):
                     found[_name(row)].per_minute[min(int(row.minute), _MINUTES - 1)] += row.rows
         largest = sorted(found.items(), key=lambda item: -item[1].count)
         return now, [self._group(name, group) for name, group in largest[:limit]], len(found) > limit

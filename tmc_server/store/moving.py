@@ -12,13 +12,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.numbers import Shard
+from tmc_server.store.dialects.postgresql import without_nul
 from tmc_server.store.engines import Database
 from tmc_server.store.sql import InsertRows
 from tmc_server.store.tables import (
     METADATA,
+    alert,
     bulk_item,
     bulk_progress,
     failed,
+    lease,
     order,
     retention,
     shard_tables,
@@ -26,8 +29,9 @@ from tmc_server.store.tables import (
     waiting,
 )
 
-SHARED = (retention, failed, order, waiting, bulk_progress, bulk_item)
-"""Tables of a database in which each row is of one shard. Alerts and notices stay, and are sent from where they are."""
+SHARED = (retention, failed, order, waiting, bulk_progress, bulk_item, alert)
+"""Tables of a database in which each row is of one shard. Notices stay, and are sent from where they are."""
+_REPEAT = "Repeat, with all servers stopped."
 _PAGE = 500
 _STATEMENT_BYTES = 1 << 20
 
@@ -50,13 +54,13 @@ def copy_shard(source: Database, target: Database, shard: Shard) -> int:
     return _copy(source, target, tables.message)
 
 
-def forget_others(source: Database, held: Sequence[Shard]) -> None:
-    """Delete rows about shards that a database does not hold any more: they would be counted there. The tables of the
-    shards themselves stay, until somebody drops them.
+def forget(source: Database, copied: Sequence[Shard]) -> None:
+    """Delete in the source what it has of copied shards in tables of all of them. The shards' own tables stay, until
+    somebody drops them.
     """
     with source.transaction() as connection:
-        for table in SHARED:
-            connection.execute(table.delete().where(table.c.shard.not_in(held)))
+        for table in (*SHARED, lease):
+            connection.execute(table.delete().where(table.c.shard.in_(copied)))
 
 
 def _copy(source: Database, target: Database, table: sa.Table, *which: sa.ColumnElement[bool]) -> int:
@@ -70,11 +74,17 @@ def _copy(source: Database, target: Database, table: sa.Table, *which: sa.Column
     count = 0
     for ours, theirs in _beside(_rows(source, table, *which), _rows(target, table, *which)):
         count += 1
-        if ours is None or theirs is None or any(ours[name] != theirs[name] for name in insert.columns):
-            raise CopyDiffers(
-                f"{table.name}: row {count} differs after it was copied. Repeat, with all servers stopped."
-            )
+        if ours is None or theirs is None:
+            raise CopyDiffers(f"{table.name}: row {count} is on one side only after the copy. {_REPEAT}")
+        differing = [name for name in insert.columns if _plain(ours[name]) != _plain(theirs[name])]
+        if differing:
+            raise CopyDiffers(f"{table.name}: row {count} differs in {', '.join(differing)} after the copy. {_REPEAT}")
     return count
+
+
+def _plain(value: Any) -> Any:
+    """Text as every database can hold it."""
+    return without_nul(value) if isinstance(value, str) else value
 
 
 def _beside(ours: Iterator[Row], theirs: Iterator[Row]) -> Iterator[tuple[Row | None, Row | None]]:

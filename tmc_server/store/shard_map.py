@@ -17,7 +17,7 @@ from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.servers import ShardPlace
 from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, ShardMap, repeated
-from tmc_server.store.tables import database_identity, meta, server, shard_map, shard_tables
+from tmc_server.store.tables import database_identity, lease, meta, node_slot, server, shard_map, shard_tables
 
 HOW_TO_MOVE = (
     "Correct [store] in the configuration. Or, to move shards: stop all servers, then run tmc init --copy-from URL with the"
@@ -107,34 +107,71 @@ def fill(shards: ShardMap) -> None:
         repeated(lambda: _store(shards, only_first=True))
 
 
-def to_copy(shards: ShardMap, source: Database) -> dict[Database, list[Shard]]:
-    """Return the shards that the catalog has in this database and the configuration elsewhere, by where.
+def to_copy(shards: ShardMap, source: Database) -> list[Shard]:
+    """Return the shards that the catalog has in this database and the configuration elsewhere.
 
-    Raises ShardsElsewhere while a server runs.
+    Raises ShardsElsewhere: there are none, or others are moved too, or a server runs.
     """
     with shards.catalog.reading() as connection:
         _refuse_beside_servers(connection, shards.catalog.now(connection))
     identity, here = identity_of(source), configured_map(shards)
-    found: dict[Database, list[Shard]] = {}
-    for known in known_map(shards):
-        if known.identity == identity and here[known.shard] != identity:
-            found.setdefault(shards.shards[known.shard], []).append(known.shard)
-    return found
+    moved = [known for known in known_map(shards) if here[known.shard] != known.identity]
+    if not moved:
+        raise ShardsElsewhere(
+            "This configuration has every shard where the catalog has it, so nothing is copied: change [[store.shards]] first."
+        )
+    others = [known for known in moved if known.identity != identity]
+    if others:
+        places = sorted({known.place for known in others})
+        raise ShardsElsewhere(
+            f"Shard {as_ranges([known.shard for known in others])} is in {', '.join(places)}, not in {place_of(source)}: "
+            "give the URL of the database that has what is moved, and move from one database at a time. Nothing was changed."
+        )
+    return [known.shard for known in moved]
+
+
+def refuse_others(shards: ShardMap) -> None:
+    """Raises ShardsElsewhere: a database is another center's, by its catalog or its leases."""
+    ours = {known.identity for known in known_map(shards)}
+    for database in shards.databases:
+        if database is shards.catalog or identity_of(database) in (None, *ours):
+            continue
+        with database.reading() as connection:
+            names = set(sa.inspect(connection).get_table_names())
+            is_served = (
+                lease.name in names and connection.execute(sa.select(lease.c.shard).limit(1)).first() is not None
+            )
+        if is_served or meta.name in names:
+            raise ShardsElsewhere(
+                f"The database {place_of(database)} is of another center: give an empty one. Nothing was changed."
+            )
+
+
+def runs_of_servers(shards: ShardMap) -> int:
+    """Return how often servers have started: each raises the epoch of a node slot."""
+    with shards.catalog.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.sum(node_slot.c.epoch))).scalar_one() or 0)
 
 
 def _refuse_beside_servers(connection: sa.Connection, now: int) -> None:
     """Raises ShardsElsewhere while a server runs."""
     alive = connection.execute(sa.select(server.c.name).where(server.c.expires_ms > now)).scalars().all()
     if alive:
-        raise ShardsElsewhere(f"Stop all servers before a shard is moved; alive are {', '.join(alive)}.")
+        raise ShardsElsewhere(
+            "Stop all servers before a shard is moved (after a kill, wait for server.lease_seconds); "
+            f"alive are {', '.join(alive)}."
+        )
 
 
-def accept(shards: ShardMap) -> None:
-    """Store the map as configured: the shards were moved. Raises ShardsElsewhere while a server runs."""
-    repeated(lambda: _store(shards, only_first=False))
+def accept(shards: ShardMap, runs: int | None = None) -> None:
+    """Store the map as configured: the shards were moved. runs: what `runs_of_servers` said before they were copied.
+
+    Raises ShardsElsewhere: a server runs, or has run meanwhile.
+    """
+    repeated(lambda: _store(shards, only_first=False, runs=runs))
 
 
-def _store(shards: ShardMap, only_first: bool) -> None:
+def _store(shards: ShardMap, only_first: bool, runs: int | None = None) -> None:
     here = configured_map(shards)
     catalog = shards.catalog
     with catalog.transaction() as connection:
@@ -144,6 +181,11 @@ def _store(shards: ShardMap, only_first: bool) -> None:
         now = catalog.now(connection)
         if not only_first:
             _refuse_beside_servers(connection, now)
+        if runs is not None and runs != runs_of_servers(shards):
+            raise ShardsElsewhere(
+                "A server ran while the shards were copied, and may have written: repeat, and see that nothing starts one "
+                "meanwhile."
+            )
         connection.execute(shard_map.delete())
         places = [
             {"shard": shard, "identity": here[Shard(shard)], "place": place_of(holder)[:255]}

@@ -188,6 +188,17 @@ def test_a_connection_to_a_server_that_only_reads_is_given_up(own_server: Postgr
     database.close()
 
 
+def test_a_user_who_may_not_create_tables_is_told_what_is_missing(own_server: PostgreSQL) -> None:
+    root = sa.create_engine(own_server.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with root.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE shop LOGIN")
+        connection.exec_driver_sql("CREATE DATABASE norights")
+    database = Database(own_server.url("norights").replace("tmc@", "shop@"))
+    with pytest.raises(StoreUnavailable, match="'shop' may not create tables in 'norights': make it the owner"):
+        migrate(ShardMap(database, [database] * 32))
+    database.close()
+
+
 def test_a_database_in_another_encoding_is_refused_before_there_are_tables(own_server: PostgreSQL) -> None:
     root = sa.create_engine(own_server.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with root.connect() as connection:

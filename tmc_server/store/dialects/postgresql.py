@@ -159,7 +159,15 @@ class PostgreSQL:
             if _state_of(exc) == SqlState.LOCK_NOT_AVAILABLE:
                 raise StoreUnavailable("Another tmc init is still at work: wait for it, then repeat.") from exc
             raise
-        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        may_create = "COALESCE(has_schema_privilege(current_schema(), 'CREATE'), false)"
+        encoding, user, may = connection.exec_driver_sql(
+            f"SELECT current_setting('server_encoding'), current_user, {may_create}"
+        ).one()
+        if not may:
+            raise StoreUnavailable(
+                f"The user {user!r} may not create tables in {url.database!r}: make it the owner of the database, or "
+                f"GRANT CREATE ON SCHEMA public TO {user}."
+            )
         if encoding != "UTF8":
             raise StoreUnavailable(
                 f"The database {url.database!r} is encoded in {encoding}, and that cannot be changed: create another one with "
