@@ -105,8 +105,10 @@ def test_a_server_that_says_nothing_is_given_up(own_server: PostgreSQL, monkeypa
     database = Database(own_server.create("tmc_silent"))
     with pytest.raises(StoreUnavailable), database.connection() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
-        os.kill(connection.connection.driver_connection.info.backend_pid, signal.SIGSTOP)  # type: ignore[union-attr]
+        backend = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+        os.kill(backend, signal.SIGSTOP)
         connection.exec_driver_sql("SELECT 1")
+    os.kill(backend, signal.SIGCONT)  # it would outlive its server
     own_server.kill()
     database.close()
 
