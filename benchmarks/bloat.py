@@ -1,4 +1,4 @@
-"""What dead rows do to a center on PostgreSQL: lives in batches, and closed messages that retention removes behind them.
+"""Dead rows of a center on PostgreSQL, and their cost: lives in batches, and closed messages that retention removes behind them.
 
 Each round writes `--messages` full lives into one shard and removes those of the round before last, so two rounds of rows stay.
 After a round: the size of the shard's tables with their indexes, the share of dead rows, and how long the look for due rows and a

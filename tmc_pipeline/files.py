@@ -263,7 +263,7 @@ def when_ms(run: str) -> int:
 
 
 def remove_old_runs(folder: HadoopFolder, now_ms: int, keep_days: int) -> None:
-    """Remove results that are older, but never the newest: the next run goes on from it. keep_days 0: keep all."""
+    """Remove results that are older, but never the newest: the next run continues from it. keep_days 0: keep all."""
     for run in runs_of(folder)[:-1] if keep_days else ():
         if when_ms(run) < now_ms - keep_days * 86_400_000:
             folder.remove(run)

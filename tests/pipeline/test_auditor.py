@@ -65,7 +65,7 @@ class Traffic:
         self.expected |= {f"{shard:02d}-{number + each}": kind.verdict for each in kind.found}
 
     def reconciled(self, since_ms: int | None = None) -> Summary:
-        """Of a run after the last plant. since_ms: of an increment that begins there."""
+        """Return the summary of a run after the last plant. since_ms: of an increment that begins there."""
         if self._summary is None:
             self._summary = self.jobs.run_reconcile(since=since_ms)
         return self._summary

@@ -105,6 +105,11 @@ class PostgreSQL:
             self._run_sql(f"CREATE DATABASE {database}")
         return self.url(database, driver)
 
+    def reload(self) -> None:
+        """Read the configuration files again."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """An immediate shutdown: as after a crash, it recovers at its next start."""
         end(self.process, signal.SIGQUIT)

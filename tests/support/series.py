@@ -16,7 +16,7 @@ class Series:
         self.body = self._bytes("REPEAT('x', 256)")
 
     def source(self, count: int) -> str:
-        """What to select from."""
+        """Return the FROM clause."""
         return f"generate_series(0, {count - 1}) AS seq" if self._is_postgresql else f"seq_0_to_{count - 1}"
 
     def attempt_id(self, number: str) -> str:

@@ -39,7 +39,7 @@ Row = Mapping[str, Any]
 
 
 class CopyDiffers(Exception):
-    """What was copied is not what is there: something wrote meanwhile, or a database loses rows."""
+    """The copy is not what is in the source: something wrote meanwhile, or a database loses rows."""
 
 
 def copy_shard(source: Database, target: Database, shard: Shard) -> int:

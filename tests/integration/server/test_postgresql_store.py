@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own in a center's database: its errors, settings, waits, plans, and text without U+0000."""
+"""PostgreSQL as the store, where it differs from the others: its errors, settings, waits, plans, and text without U+0000."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_who_is_refused_and_what_is_missing(own_server: PostgreSQL) -> None:
     assert refusal(good.set(username="many")) is None  # too many connections: that passes
     rules = own_server.home / "data" / "pg_hba.conf"
     rules.write_text("host all all 127.0.0.1/32 scram-sha-256\n")
-    os.kill(own_server.process.pid, signal.SIGHUP)  # type: ignore[union-attr]
+    own_server.reload()
     assert refusal(good.set(password="wrong")) is Refusal.USER
     own_server.stop()
     assert refusal(good) is None
@@ -105,7 +105,7 @@ def test_a_server_that_says_nothing_is_given_up(own_server: PostgreSQL, monkeypa
     database = Database(own_server.create("tmc_silent"))
     with pytest.raises(StoreUnavailable), database.connection() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
-        backend = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+        backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         os.kill(backend, signal.SIGSTOP)
         connection.exec_driver_sql("SELECT 1")
     os.kill(backend, signal.SIGCONT)  # it would outlive its server

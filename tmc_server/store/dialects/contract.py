@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Insertion:
-    """What an INSERT of many rows is about. replaces: rows that are there already take the new values."""
+    """The target of an INSERT of many rows. replaces: rows that are there already take the new values."""
 
     table: str
     columns: Sequence[str]
@@ -140,7 +140,7 @@ class Dialect(Protocol):
     def insert_free(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
         """Insert rows that clash with none, in one statement; or nothing, if one clashes and the database cannot tell which.
 
-        Returns: the first column of what is in. The transaction goes on either way.
+        Returns: the first column of what is in. The transaction stays usable either way.
         """
 
 

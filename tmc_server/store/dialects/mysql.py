@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ from tmc_server.store.dialects.contract import (
     Refusal,
     insert_all_or_none,
 )
-from tmc_server.store.dialects.pools import POOL, test_after_rest
+from tmc_server.store.dialects.pools import POOL, reading_transaction, test_after_rest, transactions_and_reads
 from tmc_server.store.dialects.session_lock import SessionLock
 
 _PACKET_MARGIN = 2 << 20
@@ -123,11 +124,7 @@ class MySQL:
     port = 3306
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
-        return (
-            _engine(url, pool_size, patient, isolation_level="READ COMMITTED"),
-            # Single statements need no transaction: nothing has to be rolled back when such a connection is put away.
-            _engine(url, pool_size, patient, isolation_level="AUTOCOMMIT", pool_reset_on_return=None),
-        )
+        return transactions_and_reads(partial(_engine, url, pool_size, patient))
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
         number = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
@@ -142,16 +139,12 @@ class MySQL:
             return Refusal.DATABASE
         return Refusal.USER if number in _REFUSED else None
 
-    @contextmanager
-    def snapshot(self, connection: sa.Connection) -> Iterator[None]:
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-        try:
-            yield
-        except BaseException:  # a cancelled thread, too: these connections are put away without a rollback
-            connection.invalidate()
-            raise
-        connection.exec_driver_sql("COMMIT")
+    def snapshot(self, connection: sa.Connection) -> AbstractContextManager[None]:
+        return reading_transaction(
+            connection,
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+            "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+        )
 
     def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> SessionLock:
         name = f"tmc_server_{url.database}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,6 +18,28 @@ POOL: dict[str, Any] = {
 }
 """Options of every engine over a server."""
 _REST_S = 1.0  # a connection that was idle for longer is tested before it is used
+
+
+def transactions_and_reads(make: Callable[..., sa.Engine]) -> tuple[sa.Engine, sa.Engine]:
+    """Make the two engines of a database, see Dialect.engines. make: gets options of `create_engine`."""
+    return (
+        make(isolation_level="READ COMMITTED"),
+        # Single statements need no transaction: nothing has to be rolled back when such a connection is put away.
+        make(isolation_level="AUTOCOMMIT", pool_reset_on_return=None),
+    )
+
+
+@contextmanager
+def reading_transaction(connection: sa.Connection, *begin: str) -> Iterator[None]:
+    """Run these statements, which begin a transaction on a connection of the second engine, and commit at the end."""
+    for statement in begin:
+        connection.exec_driver_sql(statement)
+    try:
+        yield
+    except BaseException:  # a cancelled thread, too: these connections are put away without a rollback
+        connection.invalidate()
+        raise
+    connection.exec_driver_sql("COMMIT")
 
 
 def test_after_rest(engine: sa.Engine, ping: Callable[[Any], object]) -> None:

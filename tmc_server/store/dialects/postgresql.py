@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,7 +26,7 @@ from tmc_server.store.dialects.contract import (
     Insertion,
     Refusal,
 )
-from tmc_server.store.dialects.pools import POOL, test_after_rest
+from tmc_server.store.dialects.pools import POOL, reading_transaction, test_after_rest, transactions_and_reads
 from tmc_server.store.dialects.session_lock import SessionLock
 
 _OLDEST = 14
@@ -102,11 +102,7 @@ class PostgreSQL:
     port = 5432
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
-        return (
-            _engine(url, pool_size, patient, isolation_level="READ COMMITTED"),
-            # Single statements need no transaction: nothing has to be rolled back when such a connection is put away.
-            _engine(url, pool_size, patient, isolation_level="AUTOCOMMIT", pool_reset_on_return=None),
-        )
+        return transactions_and_reads(partial(_engine, url, pool_size, patient))
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
         state = _state_of(exc)
@@ -122,15 +118,11 @@ class PostgreSQL:
             return Refusal.DATABASE
         return Refusal.USER if _REFUSED.search(text) else None
 
-    @contextmanager
-    def snapshot(self, connection: sa.Connection) -> Iterator[None]:
-        connection.exec_driver_sql("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        try:
-            yield
-        except BaseException:  # a cancelled thread, too: these connections are put away without a rollback
-            connection.invalidate()
-            raise
-        connection.exec_driver_sql("COMMIT")
+    def snapshot(self, connection: sa.Connection) -> AbstractContextManager[None]:
+        return reading_transaction(
+            connection,
+            "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+        )
 
     def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> SessionLock:
         def take(connection: sa.Connection) -> bool:
