@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.consul import Consul
 from tests.support.dose import LONG
+from tests.support.kafka import Kafka
 from tests.support.mariadb import MariaDB
 from tests.support.postgresql import PostgreSQL
 from tests.support.rabbitmq import RabbitMQ
@@ -60,6 +61,14 @@ def postgresql() -> Iterator[PostgreSQL]:
 def rabbitmq() -> Iterator[RabbitMQ]:
     """The private broker of this run."""
     broker = RabbitMQ()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """The private Kafka of this run."""
+    broker = Kafka()
     yield broker
     broker.stop()
 

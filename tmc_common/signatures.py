@@ -53,17 +53,18 @@ def content(
         body_digest,
     )
     for name in sorted(headers) if headers else ():  # code points sort as their UTF-8 does
-        signed += _netstring(name) + _netstring(headers[name])
+        signed += netstring(name) + netstring(headers[name])
     return signed
 
 
 @lru_cache(4096)
 def _start(topic: str, producer: str, subscriber: str, interval_ms: int, content_type: str) -> bytes:
     """Return what is the same for most copies of a subscription."""
-    return b"".join(map(_netstring, (topic, producer, subscriber, str(interval_ms), content_type)))
+    return b"".join(map(netstring, (topic, producer, subscriber, str(interval_ms), content_type)))
 
 
-def _netstring(text: str) -> bytes:
+def netstring(text: str) -> bytes:
+    """Return LENGTH:BYTES, of a text in UTF-8."""
     encoded = text.encode()
     return b"%d:%b," % (len(encoded), encoded)
 

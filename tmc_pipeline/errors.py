@@ -57,7 +57,7 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     (
         r"(Class org\.apache\.hadoop\.fs\.\S+ not found|No FileSystem for scheme \S+)",
         CannotRun,
-        "{}: add the jars of the object store to spark.drivers (for S3, scripts/install-s3 gets them).",
+        "{}: add the jars of the object store to spark.drivers (for S3, scripts/install-jars s3 gets them).",
     ),
     (
         r"(?:ClassNotFoundException|No suitable driver)[: ]*(\S*)",

@@ -265,6 +265,28 @@ class RabbitmqConfig(Section):
         return _has_host(value, ("http", "https"), "http://user:password@host:15672")
 
 
+class KafkaConfig(Section):
+    """[kafka]"""
+
+    bootstrap: Addresses = Field("", description="host:port,host:port of its brokers; empty: none")
+    settings: dict[str, SecretStr] = Field(
+        default_factory=dict, description="of librdkafka, such as security.protocol, ssl.ca.location and sasl.*"
+    )
+
+    @property
+    def librdkafka(self) -> dict[str, str]:
+        """Return the settings of a client; {}: there is no Kafka."""
+        given = {name: value.get_secret_value() for name, value in self.settings.items()}
+        return {"bootstrap.servers": self.bootstrap, **given} if self.bootstrap else {}
+
+
+class SubmissionConfig(Section):
+    """[submission]: messages that come through queues of a broker."""
+
+    rabbitmq: bool = Field(False, description="read submit queues of [rabbitmq] url; docs/submit-queues.md")
+    kafka: bool = Field(False, description="read submit topics of [kafka] bootstrap; docs/submit-queues.md")
+
+
 class ConsulConfig(Section):
     """[consul]"""
 
@@ -450,6 +472,8 @@ class Config(Section):
     limits: LimitsConfig = LimitsConfig()
     delivery: DeliveryConfig = DeliveryConfig()
     rabbitmq: RabbitmqConfig = RabbitmqConfig()
+    kafka: KafkaConfig = KafkaConfig()
+    submission: SubmissionConfig = SubmissionConfig()
     consul: ConsulConfig = ConsulConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     checks: ChecksConfig = ChecksConfig()
@@ -474,6 +498,10 @@ class Config(Section):
     def _fits(self) -> Config:
         if self.delivery.kind == "rabbitmq" and not self.rabbitmq.url.get_secret_value():
             raise ValueError("delivery.kind rabbitmq needs [rabbitmq] url")
+        if self.submission.rabbitmq and not self.rabbitmq.url.get_secret_value():
+            raise ValueError("submission.rabbitmq needs [rabbitmq] url")
+        if self.submission.kafka and not self.kafka.bootstrap:
+            raise ValueError("submission.kafka needs [kafka] bootstrap")
         if self.discovery.kind == "consul" and not self.consul.agent:
             raise ValueError("discovery.kind consul needs [consul] agent")
         listen = HostPort.parse(self.server.listen)

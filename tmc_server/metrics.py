@@ -75,6 +75,10 @@ class Metrics:
             "unsendable", "copies that fit no frame, or whose content makes the broker close a channel"
         )
         self.given_back = counter("given_back", "copies given back uncounted", "reason")
+        self.submission_taken = counter("submission_taken", "messages of submit queues that were carried out", "broker")
+        self.submission_refused = counter(
+            "submission_refused", "messages of submit queues that were refused", "broker", "reason"
+        )
         self.streams_cut = counter("streams_cut", "consumers' streams ended because nothing was read from them")
         self.in_flight = gauge("in_flight", "copies on their way to the broker, without a confirm yet")
         self.confirm_seconds = histogram("confirm_seconds", "publish to confirm", _SECONDS)

@@ -86,7 +86,8 @@ class RunningCenter:
             if app not in self.keys:
                 self.keys[app] = admin.RegisterApp(admin_pb2.RegisterAppRequest(id=app), metadata=self.operator).key
             admin.RegisterTopic(
-                admin_pb2.RegisterTopicRequest(name=topic, owner="orders", **topic_settings), metadata=self.operator
+                admin_pb2.RegisterTopicRequest(**{"name": topic, "owner": "orders"} | topic_settings),
+                metadata=self.operator,
             )
             request = admin_pb2.RegisterSubscriptionRequest(topic=topic, app=app, **settings)
             made = admin.RegisterSubscription(request, metadata=self.operator)

@@ -64,6 +64,7 @@ ALLOWED = {
         "tmc_common.addresses",
         "tmc_common.fields",
         "tmc_common.headers",
+        "tmc_common.submission",
     },
     "tmc_server.duties": {*_SERVER, "tmc_server.metrics"},
     "tmc_server.rpc": {
@@ -75,6 +76,17 @@ ALLOWED = {
         "tmc_server.settings",
         "tmc_common.headers",
         "tmc_common.protocol",
+        "tmc_common.submission",
+    },
+    "tmc_server.submission": {
+        *_SERVER,
+        "tmc_server.requests",
+        "tmc_server.rpc.status",
+        "tmc_server.metrics",
+        "tmc_common.amqp",
+        "tmc_common.headers",
+        "tmc_common.signatures",
+        "tmc_common.submission",
     },
     # Adapters know the domain's ports and nothing of each other; no package but app knows an adapter.
     "tmc_server.store": {
@@ -130,11 +142,19 @@ ALLOWED["tmc_pipeline"] = {
 # Library -> packages that may import it.
 LIBRARIES = {
     "alembic": {"tmc_server.store"},
-    "confluent_kafka": {"tmc_client", "tmc_server.delivery"},
+    "confluent_kafka": {"tmc_client", "tmc_server.delivery", "tmc_server.submission"},
     "consul": {"tmc_common", "tmc_client", "tmc_server.discovery"},
     "django": {"tmc_client"},
     "fsspec": {"tmc_server.archives"},
-    "google": {"tmc_common", "tmc_client", "tmc_cli", "tmc_console", "tmc_server.checks", "tmc_server.rpc"},
+    "google": {
+        "tmc_common",
+        "tmc_client",
+        "tmc_cli",
+        "tmc_console",
+        "tmc_server.checks",
+        "tmc_server.rpc",
+        "tmc_server.submission",
+    },
     "grpc": {
         "tmc_common",
         "tmc_client",
@@ -164,7 +184,7 @@ LIBRARIES = {
     "matplotlib": {"tmc_pipeline"},
     "msgspec": {"tmc_client"},
     "opentelemetry": {"tmc_common"},
-    "pika": {"tmc_common", "tmc_client", "tmc_server.config", "tmc_server.delivery"},
+    "pika": {"tmc_common", "tmc_client", "tmc_server.config", "tmc_server.delivery", "tmc_server.submission"},
     "prometheus_client": {
         "tmc_pipeline",
         "tmc_server.duties",

@@ -45,6 +45,13 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         "Refuse all calls of an app and end its streams. Its messages are still checked, its deliveries are kept.",
         "id",
     ),
+    Rpc(
+        "OpenSubmitQueue",
+        "Take an app's messages from a queue of the broker too, or make another secret for it; shown once.",
+        "id",
+    ),
+    Rpc("DropOldSubmitSecret", "End the rotation of a submit secret: only the newest stays valid.", "id"),
+    Rpc("CloseSubmitQueue", "Take nothing from a submit queue any more; what is in it stays there.", "id"),
     Rpc("EnableApp", "Accept calls of a disabled app again.", "id"),
     Rpc("ListApps", "List apps."),
     Rpc(

@@ -95,7 +95,7 @@ PROPOSAL_STATE_REJECTED: ProposalState
 PROPOSAL_STATE_EXPIRED: ProposalState
 
 class App(_message.Message):
-    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys", "disabled", "tag_keys")
+    __slots__ = ("id", "number", "service_name", "biz_id", "alert_email", "alert_phone", "keys", "disabled", "tag_keys", "submit_queues")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SERVICE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class App(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     TAG_KEYS_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_QUEUES_FIELD_NUMBER: _ClassVar[int]
     id: str
     number: int
     service_name: str
@@ -114,7 +115,18 @@ class App(_message.Message):
     keys: int
     disabled: bool
     tag_keys: _containers.RepeatedCompositeFieldContainer[TagKeys]
-    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ..., disabled: bool = ..., tag_keys: _Optional[_Iterable[_Union[TagKeys, _Mapping]]] = ...) -> None: ...
+    submit_queues: _containers.RepeatedCompositeFieldContainer[SubmitQueue]
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., service_name: _Optional[str] = ..., biz_id: _Optional[str] = ..., alert_email: _Optional[str] = ..., alert_phone: _Optional[str] = ..., keys: _Optional[int] = ..., disabled: bool = ..., tag_keys: _Optional[_Iterable[_Union[TagKeys, _Mapping]]] = ..., submit_queues: _Optional[_Iterable[_Union[SubmitQueue, _Mapping]]] = ...) -> None: ...
+
+class SubmitQueue(_message.Message):
+    __slots__ = ("tag", "queue", "secrets")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    queue: str
+    secrets: int
+    def __init__(self, tag: _Optional[str] = ..., queue: _Optional[str] = ..., secrets: _Optional[int] = ...) -> None: ...
 
 class TagKeys(_message.Message):
     __slots__ = ("tag", "keys")
@@ -191,6 +203,58 @@ class RotateCheckTokenRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RotateCheckTokenResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class OpenSubmitQueueRequest(_message.Message):
+    __slots__ = ("id", "tag", "unsigned", "replace_newest")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    UNSIGNED_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_NEWEST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tag: str
+    unsigned: bool
+    replace_newest: bool
+    def __init__(self, id: _Optional[str] = ..., tag: _Optional[str] = ..., unsigned: bool = ..., replace_newest: bool = ...) -> None: ...
+
+class OpenSubmitQueueResponse(_message.Message):
+    __slots__ = ("queue", "secret", "effective_ms")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    queue: SubmitQueue
+    secret: str
+    effective_ms: int
+    def __init__(self, queue: _Optional[_Union[SubmitQueue, _Mapping]] = ..., secret: _Optional[str] = ..., effective_ms: _Optional[int] = ...) -> None: ...
+
+class DropOldSubmitSecretRequest(_message.Message):
+    __slots__ = ("id", "tag")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tag: str
+    def __init__(self, id: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
+
+class DropOldSubmitSecretResponse(_message.Message):
+    __slots__ = ("effective_ms",)
+    EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
+    effective_ms: int
+    def __init__(self, effective_ms: _Optional[int] = ...) -> None: ...
+
+class CloseSubmitQueueRequest(_message.Message):
+    __slots__ = ("id", "tag", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    tag: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., tag: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CloseSubmitQueueResponse(_message.Message):
     __slots__ = ("effective_ms",)
     EFFECTIVE_MS_FIELD_NUMBER: _ClassVar[int]
     effective_ms: int

@@ -61,6 +61,21 @@ class AdminServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.FromString,
                 _registered_method=True)
+        self.OpenSubmitQueue = channel.unary_unary(
+                '/tmc.v1.AdminService/OpenSubmitQueue',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.OpenSubmitQueueRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.OpenSubmitQueueResponse.FromString,
+                _registered_method=True)
+        self.DropOldSubmitSecret = channel.unary_unary(
+                '/tmc.v1.AdminService/DropOldSubmitSecret',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.DropOldSubmitSecretRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.DropOldSubmitSecretResponse.FromString,
+                _registered_method=True)
+        self.CloseSubmitQueue = channel.unary_unary(
+                '/tmc.v1.AdminService/CloseSubmitQueue',
+                request_serializer=tmc_dot_v1_dot_admin__pb2.CloseSubmitQueueRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_admin__pb2.CloseSubmitQueueResponse.FromString,
+                _registered_method=True)
         self.DisableApp = channel.unary_unary(
                 '/tmc.v1.AdminService/DisableApp',
                 request_serializer=tmc_dot_v1_dot_admin__pb2.DisableAppRequest.SerializeToString,
@@ -408,6 +423,28 @@ class AdminServiceServicer(object):
 
     def RotateCheckToken(self, request, context):
         """Checks of an app's messages show a new token from now on; its services ask for it, see docs/checks.md. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenSubmitQueue(self, request, context):
+        """Take an app's messages from a queue of the broker too, see docs/submit-queues.md; or make another secret for it, both
+        work until the older one is dropped. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropOldSubmitSecret(self, request, context):
+        """Drop the older of two submit secrets. Audited.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSubmitQueue(self, request, context):
+        """Take nothing from a submit queue any more; what is in it stays there. Audited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -881,6 +918,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.SerializeToString,
             ),
+            'OpenSubmitQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSubmitQueue,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.OpenSubmitQueueRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.OpenSubmitQueueResponse.SerializeToString,
+            ),
+            'DropOldSubmitSecret': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropOldSubmitSecret,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.DropOldSubmitSecretRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.DropOldSubmitSecretResponse.SerializeToString,
+            ),
+            'CloseSubmitQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSubmitQueue,
+                    request_deserializer=tmc_dot_v1_dot_admin__pb2.CloseSubmitQueueRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_admin__pb2.CloseSubmitQueueResponse.SerializeToString,
+            ),
             'DisableApp': grpc.unary_unary_rpc_method_handler(
                     servicer.DisableApp,
                     request_deserializer=tmc_dot_v1_dot_admin__pb2.DisableAppRequest.FromString,
@@ -1328,6 +1380,87 @@ class AdminService(object):
             '/tmc.v1.AdminService/RotateCheckToken',
             tmc_dot_v1_dot_admin__pb2.RotateCheckTokenRequest.SerializeToString,
             tmc_dot_v1_dot_admin__pb2.RotateCheckTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSubmitQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/OpenSubmitQueue',
+            tmc_dot_v1_dot_admin__pb2.OpenSubmitQueueRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.OpenSubmitQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropOldSubmitSecret(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/DropOldSubmitSecret',
+            tmc_dot_v1_dot_admin__pb2.DropOldSubmitSecretRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.DropOldSubmitSecretResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSubmitQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tmc.v1.AdminService/CloseSubmitQueue',
+            tmc_dot_v1_dot_admin__pb2.CloseSubmitQueueRequest.SerializeToString,
+            tmc_dot_v1_dot_admin__pb2.CloseSubmitQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

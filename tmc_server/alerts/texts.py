@@ -65,6 +65,7 @@ _CHINESE_KINDS: Mapping[str, str] = {
     "unacked near limit": "积压接近上限",
     "no forwarder": "没有转发器",
     "copies vanish": "消息副本丢失",
+    "submission refused": "提交队列中的消息被拒绝",
     "queue missing": "队列缺失",
     "queue refuses": "队列拒绝消息",
     "queue differs": "队列参数不符",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -19,7 +20,7 @@ from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.stream import StreamOutlet
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertOutbox
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy, ForwarderUnavailable, Outlet, SharedProgress
@@ -29,6 +30,21 @@ log = EventLog("tmc.app")
 
 ENTRY_POINTS = "tmc.forwarders"
 _EPISODE_MINUTES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Raised:
+    """An alert to write. slot: the minute that it begins in."""
+
+    kind: str
+    topic: int
+    subscription: SubscriptionNumber
+    slot: int
+
+
+def _slot(minutes: int) -> int:
+    minute = int(time.time() // 60)
+    return minute - minute % minutes
 
 
 class Outlets:
@@ -52,8 +68,8 @@ class Outlets:
         self._progress = progress
         self.answers = CopyAnswers(loop, catalog)
         self.answers.raise_alert = self.raise_alert
-        self._raised: dict[tuple[str, SubscriptionNumber, int], str] = {}
-        self._told: set[tuple[str, SubscriptionNumber, int]] = set()
+        self._raised: dict[_Raised, str] = {}
+        self._told: set[_Raised] = set()
         self.streams: StreamOutlet | None = None
         known: dict[str, Outlet] = {}
         self.broker: BrokerAddress | None = None
@@ -64,7 +80,7 @@ class Outlets:
         url = config.rabbitmq.url.get_secret_value()
         if url:
             known["rabbitmq"] = self._rabbit = self._make_rabbit(config, url, wake)
-        self._forwarders = self._make_forwarders(wake)
+        self._forwarders = self._make_forwarders(config, wake)
         consumers: Outlet
         if config.delivery.kind == "rabbitmq":
             consumers = known["rabbitmq"]
@@ -100,12 +116,13 @@ class Outlets:
             signatures=config.delivery.signatures,
         )
 
-    def _make_forwarders(self, wake: Callable[[], None]) -> dict[str, Outlet]:
+    def _make_forwarders(self, config: Config, wake: Callable[[], None]) -> dict[str, Outlet]:
         """Installed forwarders that this machine can load; each is made as `factory(catalog, answers, wake)`."""
         made: dict[str, Outlet] = {}
+        ours = {"kafka": [config.kafka.librdkafka]}
         for name, entry in installed(ENTRY_POINTS).items():
             try:
-                made[name] = entry.load()(self._catalog, self.answers, wake)
+                made[name] = entry.load()(self._catalog, self.answers, wake, *ours.get(name, []))
             except (ImportError, ForwarderUnavailable) as exc:
                 log.info("forwarder_missing", "this server forwards nothing to %s: %s", name, exc)
         return made
@@ -121,19 +138,24 @@ class Outlets:
 
     def raise_alert(self, kind: str, subscription: SubscriptionNumber, detail: str, every_minutes: int = 1) -> None:
         """Alert the owner of a subscription, once in that time over all servers. From any thread; written by a duty."""
-        minute = int(time.time() // 60)
-        self._raised.setdefault((kind, subscription, minute - minute % every_minutes), detail)
+        topic = self._catalog.current.subscriptions[subscription].topic
+        self._raised.setdefault(
+            _Raised(kind=kind, topic=topic, subscription=subscription, slot=_slot(every_minutes)), detail
+        )
+
+    def raise_topic_alert(self, kind: str, topic: int, detail: str, every_minutes: int = 1) -> None:
+        """Alert the owner of a topic, in the same way."""
+        self._raised.setdefault(
+            _Raised(kind=kind, topic=topic, subscription=NO_SUBSCRIPTION, slot=_slot(every_minutes)), detail
+        )
 
     def _write_raised(self) -> bool:
         for key, detail in list(self._raised.items()):
-            kind, subscription, episode = key
             if key not in self._told:
-                self._alerts.add(
-                    kind, self._catalog.current.subscriptions[subscription].topic, subscription, episode, detail
-                )
+                self._alerts.add(key.kind, key.topic, key.subscription, key.slot, detail)
                 self._told.add(key)
             del self._raised[key]
-        self._told = {key for key in self._told if key[2] >= int(time.time() // 60) - 2 * _EPISODE_MINUTES}
+        self._told = {key for key in self._told if key.slot >= _slot(1) - 2 * _EPISODE_MINUTES}
         return False
 
     def abandoned(self, subscription: SubscriptionNumber, look: QueueLook) -> None:

@@ -139,6 +139,8 @@ class Server:
         if parts.outlets.streams is not None:
             parts.outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
         await parts.grpc.server.stop(_SHUTDOWN_S)
+        if parts.submission is not None:
+            await _in_thread(parts.submission.stop)
         parts.administering.stop()
         for duty in parts.duties:
             await _in_thread(duty.stop)

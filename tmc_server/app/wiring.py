@@ -19,6 +19,7 @@ from tmc_server.app.opening import OpenStore
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.run_mode import RunMode
 from tmc_server.app.sso import SingleSignOn
+from tmc_server.app.submission import submission
 from tmc_server.app.upkeep import Beating, CatalogFollowing, NotingLogins, ShardKeeping, StayingAlone, Wakeup
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import Config
@@ -94,6 +95,8 @@ from tmc_server.store.searching import SqlKeySearch
 from tmc_server.store.shard_map import identity_of, place_of
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
+from tmc_server.submission.intake import Desk
+from tmc_server.submission.sharing import Sharing
 
 log = EventLog("tmc.app")
 
@@ -103,6 +106,7 @@ _ORDERING_S = 2.0
 _BULK_S = 1.0
 _REST_S = 60.0
 _DOORS_S = 1.0
+_SUBMISSION_S = 1.0
 _WOKEN_S = 30.0  # the scan wakes these duties; without it they run this often
 _EXCLUSIVE_S = 5.0
 _COUNTING_S = 2.0
@@ -115,7 +119,10 @@ _LOGINS_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Wiring:
-    """duties: in the order in which they start and stop.  findable: those that let others find this server."""
+    """duties: in the order in which they start and stop.  findable: those that let others find this server.
+
+    submission: None: no submit queues are read.
+    """
 
     outlets: Outlets
     discovery: Discovery
@@ -125,6 +132,7 @@ class Wiring:
     checking: Sequence[Checking]
     administering: Administering
     grpc: GrpcServer
+    submission: Sharing | None
     duties: Sequence[Periodic]
     findable: Sequence[Periodic]
 
@@ -214,6 +222,14 @@ def wire(
         if outlets.streams is not None:
             loop.call_soon_threadsafe(outlets.streams.finish, subscriptions)
 
+    leases = [part.leases for part in parts]
+    sharing = submission(
+        config,
+        served.desk,
+        loop,
+        lambda: {shard for each in leases for shard in each.held()},
+        outlets.raise_topic_alert,
+    )
     shard_keeping = _shard_keeping(config, store, parts, redelivery)
     following = CatalogFollowing(store.watch, outlets, store.places, die, finish)
     sinks = _sinks(config)
@@ -238,6 +254,7 @@ def wire(
         *sso.duties(),
         *outlets.duties(),
         doors,
+        *([Periodic("submission", sharing.run_once, _SUBMISSION_S)] if sharing is not None else []),
     ]
     return Wiring(
         outlets=outlets,
@@ -248,6 +265,7 @@ def wire(
         checking=checking,
         administering=served.administering,
         grpc=served.grpc,
+        submission=sharing,
         duties=duties,
         findable=discovery.duties(served.grpc.port),
     )
@@ -303,6 +321,7 @@ class _Served:
     administering: Administering
     edge: Edge
     grpc: GrpcServer
+    desk: Desk
 
 
 def _serve(
@@ -346,6 +365,7 @@ def _serve(
         senders=discovery.senders,
         ensure_topic=first_use.topic_to_produce if first_use else topics_to_produce_exist,
     )
+    deciding = Deciding(catalog, commit, rate, gauge)
     by_hand = DecidingByHand(
         editor=store.catalog,
         catalog=catalog,
@@ -367,9 +387,7 @@ def _serve(
     lookup = Lookup(catalog, reader)
     operators = OperatorStore(store.shards.catalog, store.catalog.change_delay_ms)
     servicers = {
-        "tmc.v1.MessageService": MessageServicer(
-            preparing, Deciding(catalog, commit, rate, gauge), administering, lookup
-        ),
+        "tmc.v1.MessageService": MessageServicer(preparing, deciding, administering, lookup),
         "tmc.v1.ConsumptionService": ConsumptionServicer(
             acking=Acking(catalog, commit, rate),
             administering=administering,
@@ -402,7 +420,8 @@ def _serve(
     }
     edge = _edge(config, store, first_use, mode.secret, sso)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
-    return _Served(administering=administering, edge=edge, grpc=grpc)
+    desk = Desk(catalog=catalog, preparing=preparing, deciding=deciding, budget=edge.budget)
+    return _Served(administering=administering, edge=edge, grpc=grpc, desk=desk)
 
 
 def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeStore, Sequence[Shard]]:

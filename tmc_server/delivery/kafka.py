@@ -1,8 +1,5 @@
 """Forwarding into Kafka: an entry point with the same contract as forwarding into RabbitMQ. Needs `tmc-center[kafka]`.
 
-Unverified: it was tested against the mock cluster inside librdkafka only, never against a real Kafka. Brokers:
-TMC_KAFKA_BOOTSTRAP (host:port, commas between several).
-
 A copy that cannot be delivered now is given back, uncounted, once librdkafka has given it up; until then no other copy of
 its message is made. A copy that can never be delivered makes its message FAILED at once. A record that is too large for
 the broker takes its whole batch with it: all of it is sent again, one record at a time.
@@ -10,10 +7,9 @@ the broker takes its whole batch with it: all of it is sent again, one record at
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -37,14 +33,14 @@ _NEVER = {KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.TOPIC_EX
 
 
 class KafkaForwarder:
-    """domain.ports.delivery.Outlet. settings: of librdkafka, above ours."""
+    """domain.ports.delivery.Outlet. settings: of librdkafka, above ours, bootstrap.servers among them."""
 
     def __init__(
         self,
         catalog: CatalogSource,
         answers: ForwardAnswers,
         wake: Callable[[], None],
-        settings: dict[str, Any] | None = None,
+        settings: Mapping[str, Any],
         window: int = 2000,
     ) -> None:
         self._catalog = catalog
@@ -52,15 +48,14 @@ class KafkaForwarder:
         self._answers = answers
         self._window = Window(window, 64 << 20, wake)
         self._destinations: dict[SubscriptionNumber, Destination] = {}
-        self._settings = {
-            "bootstrap.servers": os.environ.get("TMC_KAFKA_BOOTSTRAP", ""),
+        self._settings: dict[str, Any] = {
             "enable.idempotence": True,
             "acks": "all",
             "message.timeout.ms": 10_000,
             "linger.ms": 5,
-        } | (settings or {})
-        if not (self._settings["bootstrap.servers"] or "test.mock.num.brokers" in self._settings):
-            raise ForwarderUnavailable("TMC_KAFKA_BOOTSTRAP is not set")
+        } | dict(settings)
+        if not settings:
+            raise ForwarderUnavailable("[kafka] bootstrap is not set")
         self._producer: Producer | None = None
         self._alone: Producer | None = None  # sends one record at a time
         self._stopping = threading.Event()

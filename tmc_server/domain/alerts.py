@@ -68,6 +68,7 @@ KINDS = {
     "unacked near limit": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
     "no forwarder": AlertKind(ending=Ending.QUIET, quiet_ms=25 * _MINUTE_MS),
     "copies vanish": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS, about_a_message=True),
+    "submission refused": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS),
     "queue missing": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS),
     "queue refuses": AlertKind(ending=Ending.QUIET, quiet_ms=30 * _MINUTE_MS),
     "queue differs": AlertKind(ending=Ending.OPERATOR),

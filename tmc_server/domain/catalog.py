@@ -30,6 +30,17 @@ class TagKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitQueue:
+    """A queue of a broker from which an app's messages are taken, of one environment.
+
+    secrets: one of these signs what is in it, newest first; (): it is not signed, the broker's permissions are the only guard.
+    """
+
+    tag: str
+    secrets: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewApp:
     """An app as it is registered. service_name: in service discovery.  biz_id: sent with each check."""
 
@@ -47,7 +58,7 @@ class App(NewApp):
     check_token: what checks show it.
 
     disabled: its calls are refused; its messages are still checked and deliveries to it are kept.
-    tag_keys: in the order of the tags.
+    tag_keys, submit_queues: in the order of the tags.
     """
 
     number: int
@@ -55,6 +66,11 @@ class App(NewApp):
     check_token: str = ""
     disabled: bool = False
     tag_keys: tuple[TagKeys, ...] = ()
+    submit_queues: tuple[SubmitQueue, ...] = ()
+
+    def submit_queue(self, tag: str) -> SubmitQueue | None:
+        """Return the one of this environment. None: it is not open."""
+        return next((each for each in self.submit_queues if each.tag == tag), None)
 
 
 class QueueMode(IntEnum):

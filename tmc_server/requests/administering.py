@@ -10,7 +10,18 @@ from typing import ParamSpec, TypeVar
 
 from tmc_common import fields
 from tmc_common.eventlog import EventLog
-from tmc_server.domain.catalog import App, Catalog, Forward, NewApp, NewTopic, Subscription, Topic, TopicSettings
+from tmc_common.submission import DEAD
+from tmc_server.domain.catalog import (
+    App,
+    Catalog,
+    Forward,
+    NewApp,
+    NewTopic,
+    SubmitQueue,
+    Subscription,
+    Topic,
+    TopicSettings,
+)
 from tmc_server.domain.declared import changeable
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.ports.catalog import (
@@ -123,6 +134,38 @@ class Administering:
         validation.app_id(id_)
         validation.tag(tag, may_be_empty=not drop_newest)
         _, effective_ms = await self.change(self._editor.drop_old_key, actor, id_, tag, drop_newest)
+        return effective_ms
+
+    async def open_submit_queue(
+        self, actor: str, id_: str, tag: str, *, unsigned: bool, replace_newest: bool
+    ) -> tuple[SubmitQueue, str, int]:
+        """tag "": default. Returns: the queue, its new secret, time of effect. Raises AppUnknown, RotationOpen, InvalidField."""
+        validation.app_id(id_)
+        tag = validation.tag(tag) or "default"
+        if tag == DEAD:
+            raise InvalidField("tag", f"be another one: the queue with {DEAD} in its name is for what is refused")
+        opened = self._editor.open_submit_queue
+        secret, effective_ms = await self.change_with_key(opened, actor, id_, tag, unsigned, replace_newest)
+        await asyncio.to_thread(self._refresh)
+        queue = self.catalog.app_by_id[id_].submit_queue(tag)
+        if queue is None:
+            raise AppUnknown("Its queue was closed meanwhile.")
+        return queue, secret, effective_ms
+
+    async def drop_old_submit_secret(self, actor: str, id_: str, tag: str) -> int:
+        """tag "": default. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        _, effective_ms = await self.change(
+            self._editor.drop_old_submit_secret, actor, id_, validation.tag(tag) or "default"
+        )
+        return effective_ms
+
+    async def close_submit_queue(self, actor: str, id_: str, tag: str, reason: str) -> int:
+        """tag "": default. Returns: time of effect. Raises AppUnknown, InvalidField."""
+        validation.app_id(id_)
+        validation.reason(reason)
+        tag = validation.tag(tag) or "default"
+        _, effective_ms = await self.change(self._editor.close_submit_queue, actor, id_, tag, reason)
         return effective_ms
 
     async def rotate_check_token(self, actor: str, id_: str, reason: str) -> int:

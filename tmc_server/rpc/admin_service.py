@@ -89,6 +89,26 @@ class AdminServicer(
         effective_ms = await self._admin.rotate_check_token(operator.name, request.id, request.reason)
         return admin_pb2.RotateCheckTokenResponse(effective_ms=effective_ms)
 
+    async def OpenSubmitQueue(self, operator: Operator, request: admin_pb2.OpenSubmitQueueRequest) -> Any:
+        queue, secret, effective_ms = await self._admin.open_submit_queue(
+            operator.name,
+            request.id,
+            request.tag,
+            unsigned=request.unsigned,
+            replace_newest=request.replace_newest,
+        )
+        return admin_pb2.OpenSubmitQueueResponse(
+            queue=convert.submit_queue_to(request.id, queue), secret=secret, effective_ms=effective_ms
+        )
+
+    async def DropOldSubmitSecret(self, operator: Operator, request: admin_pb2.DropOldSubmitSecretRequest) -> Any:
+        effective_ms = await self._admin.drop_old_submit_secret(operator.name, request.id, request.tag)
+        return admin_pb2.DropOldSubmitSecretResponse(effective_ms=effective_ms)
+
+    async def CloseSubmitQueue(self, operator: Operator, request: admin_pb2.CloseSubmitQueueRequest) -> Any:
+        effective_ms = await self._admin.close_submit_queue(operator.name, request.id, request.tag, request.reason)
+        return admin_pb2.CloseSubmitQueueResponse(effective_ms=effective_ms)
+
     async def DisableApp(self, operator: Operator, request: admin_pb2.DisableAppRequest) -> Any:
         effective_ms = await self._admin.set_app_disabled(operator.name, request.id, True, request.reason)
         return admin_pb2.DisableAppResponse(effective_ms=effective_ms)

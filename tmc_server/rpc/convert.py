@@ -8,7 +8,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from tmc_common.headers import ORDER_KEY
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, types_pb2
-from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, NewTopic, Subscription, Topic
+from tmc_common.submission import queue_of as submit_queue_name
+from tmc_server.domain.catalog import App, Catalog, DeliveryKeys, Forward, NewTopic, SubmitQueue, Subscription, Topic
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.placement import table_index_for
@@ -186,7 +187,12 @@ def failed_attempt_to(view: AttemptView, catalog: Catalog) -> admin_pb2.FailedAt
 
 def app_to(app: App) -> admin_pb2.App:
     tag_keys = [admin_pb2.TagKeys(tag=each.tag, keys=len(each.key_hashes)) for each in app.tag_keys]
-    return filled(admin_pb2.App, app, keys=len(app.key_hashes), tag_keys=tag_keys)
+    queues = [submit_queue_to(app.id, each) for each in app.submit_queues]
+    return filled(admin_pb2.App, app, keys=len(app.key_hashes), tag_keys=tag_keys, submit_queues=queues)
+
+
+def submit_queue_to(app: str, queue: SubmitQueue) -> admin_pb2.SubmitQueue:
+    return filled(admin_pb2.SubmitQueue, queue, queue=submit_queue_name(app, queue.tag), secrets=len(queue.secrets))
 
 
 def new_topic_from(request: admin_pb2.RegisterTopicRequest) -> NewTopic:

@@ -37,6 +37,7 @@ from tmc_server.store.catalog_rows import (
     forward_of,
     read_or_kept,
     silence_of,
+    submit_queues,
     subscription_of,
     tag_keys,
     target_of,
@@ -53,6 +54,7 @@ from tmc_server.store.tables import (
     server,
     shard_map,
     silence,
+    submit_queue,
     subscription,
     topic,
 )
@@ -71,7 +73,8 @@ class CatalogStore(CatalogChanges):
             if row is not None:
                 if any(row._mapping[name] != value for name, value in values.items()):
                     raise NameTaken
-                return app_of(row, tag_keys(connection).get(row.app_no, ())), ""
+                number = row.app_no
+                return app_of(row, tag_keys(connection).get(number, ()), submit_queues(connection).get(number, ())), ""
             number = _next(connection, app.c.app_no)
             secret = {"key_hash": hash_of(key), "check_token": secrets.token_hex(32)}
             connection.execute(app.insert().values(app_no=number, id=id_, **values, **secret, created_ms=now))
@@ -107,6 +110,37 @@ class CatalogStore(CatalogChanges):
                 connection.execute(app_key.delete().filter_by(app_no=keys.app_no, tag=tag))
             else:
                 keys.update(connection, {"old_key_hash": None})
+
+    @repeating
+    def open_submit_queue(self, actor: str, id_: str, tag: str, unsigned: bool, replace_newest: bool) -> str:
+        """See domain.ports.catalog.CatalogEditor."""
+        secret = "" if unsigned else secrets.token_hex(32)
+        action = "open submit queue, unsigned" if unsigned else "open submit queue"
+        with self._change(actor, action, f"{id_} {tag}") as (connection, now):
+            name = {"app_no": _app_no(connection, id_), "tag": tag}
+            row = connection.execute(sa.select(submit_queue).filter_by(**name)).one_or_none()
+            if row is None:
+                connection.execute(submit_queue.insert().values(**name, secret=secret, created_ms=now))
+                return secret
+            if row.old_secret and not (unsigned or replace_newest):
+                raise RotationOpen("The queue has two secrets: drop the old one first, or ask to replace the newest.")
+            kept = "" if unsigned else row.old_secret or row.secret
+            changed = submit_queue.update().filter_by(**name)
+            connection.execute(changed.values(secret=secret, old_secret=kept))
+            return secret
+
+    @repeating
+    def drop_old_submit_secret(self, actor: str, id_: str, tag: str) -> None:
+        """See domain.ports.catalog.CatalogEditor."""
+        with self._change(actor, "drop old submit secret", f"{id_} {tag}") as (connection, _):
+            name = {"app_no": _app_no(connection, id_), "tag": tag}
+            connection.execute(submit_queue.update().filter_by(**name).values(old_secret=""))
+
+    @repeating
+    def close_submit_queue(self, actor: str, id_: str, tag: str, reason: str) -> None:
+        """See domain.ports.catalog.CatalogEditor."""
+        with self._change(actor, "close submit queue", f"{id_} {tag}", reason) as (connection, _):
+            connection.execute(submit_queue.delete().filter_by(app_no=_app_no(connection, id_), tag=tag))
 
     @repeating
     def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
@@ -391,11 +425,12 @@ class CatalogStore(CatalogChanges):
                 kept = before.topics[row.topic_no].checks.targets if row.topic_no in before.topics else {}
                 name = f"check target {row.name!r} of topic {row.topic_no}"
                 targets.setdefault(row.topic_no, {})[row.name] = read_or_kept(name, target_of, row, kept.get(row.name))
-            by_app = tag_keys(connection)
+            keys, queues = tag_keys(connection), submit_queues(connection)
             return Catalog(
                 version=version,
                 apps={
-                    row.app_no: app_of(row, by_app.get(row.app_no, ())) for row in connection.execute(sa.select(app))
+                    row.app_no: app_of(row, keys.get(row.app_no, ()), queues.get(row.app_no, ()))
+                    for row in connection.execute(sa.select(app))
                 },
                 topics={
                     row.topic_no: read_or_kept(

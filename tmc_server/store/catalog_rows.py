@@ -10,13 +10,13 @@ import sqlalchemy as sa
 
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.alerts import Silence
-from tmc_server.domain.catalog import App, DeliveryKeys, Forward, Subscription, TagKeys, Topic
+from tmc_server.domain.catalog import App, DeliveryKeys, Forward, SubmitQueue, Subscription, TagKeys, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import StoreUnavailable
 from tmc_server.store.records import record_of
-from tmc_server.store.tables import app_key
+from tmc_server.store.tables import app_key, submit_queue
 
 log = EventLog("tmc.catalog")
 
@@ -52,8 +52,17 @@ def _hashes(values: Any) -> tuple[bytes, ...]:
     return tuple(h for h in (values["key_hash"], values["old_key_hash"]) if h is not None)
 
 
-def app_of(row: Any, keys: tuple[TagKeys, ...] = ()) -> App:
-    return record_of(App, row, number=row.app_no, key_hashes=_hashes(row._mapping), tag_keys=keys)
+def submit_queues(connection: sa.Connection) -> dict[int, tuple[SubmitQueue, ...]]:
+    """Return the submit queues by app number."""
+    found: dict[int, tuple[SubmitQueue, ...]] = {}
+    for row in connection.execute(sa.select(submit_queue).order_by(submit_queue.c.tag)):
+        secrets = tuple(bytes.fromhex(text) for text in (row.secret, row.old_secret) if text)
+        found[row.app_no] = (*found.get(row.app_no, ()), SubmitQueue(tag=row.tag, secrets=secrets))
+    return found
+
+
+def app_of(row: Any, keys: tuple[TagKeys, ...] = (), queues: tuple[SubmitQueue, ...] = ()) -> App:
+    return record_of(App, row, number=row.app_no, key_hashes=_hashes(row._mapping), tag_keys=keys, submit_queues=queues)
 
 
 def topic_of(row: Any, targets: Mapping[str, CheckTarget] | None = None) -> Topic:

@@ -136,6 +136,18 @@ app_key = sa.Table(
     **_OPTIONS,
 )
 
+# Queues of a broker from which messages are taken. Secrets in hexadecimal, "" where there is none.
+submit_queue = sa.Table(
+    "tmc_submit_queue",
+    METADATA,
+    sa.Column("app_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("tag", _text(64), primary_key=True),
+    sa.Column("secret", _text(64), nullable=False, server_default=""),
+    sa.Column("old_secret", _text(64), nullable=False, server_default=""),
+    _ms("created_ms"),
+    **_OPTIONS,
+)
+
 topic = sa.Table(
     "tmc_topic",
     METADATA,
@@ -529,6 +541,7 @@ CATALOG_TABLES = (
     operator,
     app,
     app_key,
+    submit_queue,
     topic,
     check_target,
     subscription,

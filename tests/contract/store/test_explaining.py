@@ -243,11 +243,11 @@ def test_a_server_without_the_forwarder(store: StoreUnderTest, explain: Explain)
     number = store.submitted()
     assert [each.why for each in explain(number)] == [Why.DUE, Why.DUE]
     outbox = SqlAlertOutbox(store.database, store.shard, store.watch)
-    outbox.add("no forwarder", store.topic.number, forwarding, 1, "TMC_KAFKA_BOOTSTRAP is not set")
+    outbox.add("no forwarder", store.topic.number, forwarding, 1, "[kafka] bootstrap is not set")
     outbox.group(["log"], 10)
     to_queue, to_kafka = explain(number)
     assert (to_queue.why, to_kafka.why) == (Why.DUE, Why.NO_FORWARDER)
-    assert "TMC_KAFKA_BOOTSTRAP is not set" in to_kafka.sentence
+    assert "[kafka] bootstrap is not set" in to_kafka.sentence
 
 
 @pytest.mark.parametrize("what", ["topic", "subscription"])

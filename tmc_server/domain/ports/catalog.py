@@ -79,6 +79,18 @@ class CatalogEditor(Protocol):
     def drop_old_key(self, actor: str, id_: str, tag: str = "", drop_newest: bool = False) -> None:
         """tag: of the keys of this environment.  drop_newest: all of them. Raises AppUnknown."""
 
+    def open_submit_queue(self, actor: str, id_: str, tag: str, unsigned: bool, replace_newest: bool) -> str:
+        """Take messages from this queue, or give it another secret; the one before still works.
+
+        unsigned: no secret, from now on.  Returns: the secret, 32 bytes in hexadecimal.  Raises AppUnknown, RotationOpen.
+        """
+
+    def drop_old_submit_secret(self, actor: str, id_: str, tag: str) -> None:
+        """Take only what the newest secret signed. Raises AppUnknown."""
+
+    def close_submit_queue(self, actor: str, id_: str, tag: str, reason: str) -> None:
+        """Take nothing from it any more. Raises AppUnknown."""
+
     def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
         """Another token for checks, at once. Raises AppUnknown."""
 

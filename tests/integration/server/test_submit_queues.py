@@ -1,0 +1,285 @@
+"""Submit queues on a real RabbitMQ: who answers, what is kept, what administrators and strangers do to them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from tests.support.center import RunningCenter
+from tests.support.doors import RabbitDoor, Step, attributes_of, has_queue, open_queue
+from tests.support.eventually import eventually
+from tests.support.rabbitmq import RabbitMQ
+from tmc_common.signatures import sign
+from tmc_common.submission import queue_of, signed
+from tmc_server.metrics import METRICS
+
+
+@pytest.fixture
+def connection(rabbitmq: RabbitMQ) -> Iterator[pika.BlockingConnection]:
+    made = rabbitmq.connect()
+    with made.channel() as channel:
+        for name in ("default", "dead", "prod"):
+            channel.queue_delete(queue_of("orders", name))
+    yield made
+    if made.is_open:
+        made.close()
+
+
+@pytest.fixture
+def center(tmp_path: Path, rabbitmq: RabbitMQ, connection: pika.BlockingConnection) -> Iterator[RunningCenter]:
+    with RunningCenter(
+        f"sqlite:///{tmp_path}/c.db", rabbitmq={"url": rabbitmq.url}, submission={"rabbitmq": True}
+    ) as running:
+        yield running
+
+
+def _door(
+    center: RunningCenter, connection: pika.BlockingConnection, tag: str = "", unsigned: bool = False
+) -> RabbitDoor:
+    secret = open_queue(center, "orders", tag, unsigned)
+    queue = queue_of("orders", tag or "default")
+    eventually(lambda: has_queue(connection, queue))
+    return RabbitDoor(connection, "orders", secret, tag or "default")
+
+
+def _state(center: RunningCenter, key: str) -> str:
+    state = center.detail("order.paid", key).message.state
+    return {1: "PREPARED", 2: "COMMITTED", 3: "ROLLED_BACK"}.get(state, str(state))
+
+
+def _new(op: str, key: str, **fields: Any) -> Step:
+    return Step(op=op, key=key, attempt=fields.pop("attempt", os.urandom(16)), **fields)
+
+
+def test_without_an_answer_it_is_stored_all_the_same(
+    center: RunningCenter, connection: pika.BlockingConnection
+) -> None:
+    door, attempt = _door(center, connection), os.urandom(16)
+    door.publish(_new("prepare", "a", attempt=attempt))
+    door.publish(_new("submit", "a", attempt=attempt))
+    eventually(lambda: door.channel.queue_declare(door.queue, passive=True).method.message_count == 0)
+    door.publish(_new("publish", "b", headers={"shop": "1"}, content_type="text/plain"))
+    eventually(lambda: _found(center, "b"))
+    assert _state(center, "a") == "COMMITTED"
+    message = center.detail("order.paid", "b").message
+    assert (message.headers, message.content_type, message.producer_tag) == ({"shop": "1"}, "text/plain", "default")
+
+
+def _found(center: RunningCenter, key: str) -> bool:
+    try:
+        return bool(center.detail("order.paid", key).message.message_id)
+    except Exception:  # noqa: BLE001 - not there yet
+        return False
+
+
+def test_what_is_refused_without_an_answer_is_kept_and_alerted(
+    center: RunningCenter, connection: pika.BlockingConnection
+) -> None:
+    door = _door(center, connection)
+    step = _new("prepare", "", body=b"the body", headers={"shop": "1"}, content_type="text/plain")
+    door.publish(step)
+    (properties, body) = eventually(door.dead)[0]
+    assert body == b"the body"
+    assert properties.content_type == "text/plain"
+    assert (properties.headers["tmc-reason"], properties.headers["shop"]) == ("FIELD_INVALID", "1")
+    assert properties.headers["tmc-error"].startswith("key must be ")
+    assert properties.headers["cloudEvents:tmcop"] == "prepare"
+    eventually(lambda: "submission refused" in center.run_admin("list-alerts").stdout)
+
+
+def test_who_cannot_sign_gets_no_answer(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    forged = RabbitDoor(connection, "orders", "00" * 32)
+    forged.publish(_new("publish", "forged"), "amq.rabbitmq.reply-to", "1")
+    (properties, _) = eventually(door.dead)[0]
+    assert properties.headers["tmc-reason"] == "CREDENTIALS_INVALID"
+    assert door.send(_new("publish", "real"))[0].outcome == "COMMITTED"
+    connection.process_data_events(0.05)
+    assert forged._answers == {}
+    assert not _found(center, "forged")
+
+
+def test_answers_go_only_to_the_apps_own_queues(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    """The center may write where the app may not: into the submit queue of another app, say."""
+    door = _door(center, connection)
+    with connection.channel() as channel:
+        mine = "tmc.reply.orders.mine"
+        channel.queue_declare(mine, exclusive=True)
+        channel.queue_declare("tmc.submit.coupons.default", exclusive=True)
+        door.publish(_new("publish", "a"), "tmc.submit.coupons.default", "1")
+        (properties, _) = eventually(door.dead)[0]
+        assert (properties.headers["tmc-reason"], properties.headers["tmc-error"][:10]) == (
+            "FIELD_INVALID",
+            "tmcreplyto",
+        )
+        door.publish(_new("publish", "b"), mine, "2")
+        got = eventually(lambda: channel.basic_get(mine, auto_ack=True)[1:] if _ready(channel, mine) else None)
+        assert (got[0].correlation_id, json.loads(got[1])["state"]) == ("2", "MESSAGE_STATE_COMMITTED")
+        assert not _ready(channel, "tmc.submit.coupons.default")
+
+
+def _ready(channel: Any, queue: str) -> bool:
+    return bool(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def test_a_refusal_that_reaches_nobody_is_kept(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    door.publish(_new("publish", "taken"), "tmc.reply.orders.nobody", "1")  # no queue: the answer is lost, nothing else
+    door.publish(_new("publish", ""), "tmc.reply.orders.nobody", "2")
+    ((properties, _),) = eventually(door.dead)
+    assert properties.headers["tmc-reason"] == "FIELD_INVALID"
+    assert _found(center, "taken")
+
+
+def test_an_early_submit_finds_its_prepare(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door, attempt = _door(center, connection), os.urandom(16)
+    answers = door.send(
+        _new("submit", "a", attempt=attempt), _new("publish", "b"), _new("prepare", "a", attempt=attempt)
+    )
+    assert [answer.outcome for answer in answers] == ["COMMITTED", "COMMITTED", "PREPARED"]
+
+
+def test_environments_have_queues_of_their_own(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection, tag="prod")
+    assert door.send(_new("publish", "a"))[0].outcome == "COMMITTED"
+    assert center.detail("order.paid", "a").message.producer_tag == "prod"
+
+
+def test_an_unsigned_queue_takes_the_json_of_trust_message(
+    center: RunningCenter, connection: pika.BlockingConnection
+) -> None:
+    door = _door(center, connection, unsigned=True)
+    for status in (1, 2):
+        given = {
+            "forwardTopic": "order.paid",
+            "messageKey": "t",
+            "messageStatus": status,
+            "message": "text",
+            "bizID": 0,
+        }
+        given.pop("bizID")
+        door.publish_raw({}, Step(op="", body=json.dumps(given).encode()))
+    eventually(lambda: _found(center, "t") and _state(center, "t") == "COMMITTED")
+    message = center.detail("order.paid", "t").message
+    assert (message.content_type, message.body) == ("text/plain", b"text")
+
+
+def test_secrets_are_changed_without_a_gap(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    old = _door(center, connection)
+    new = RabbitDoor(connection, "orders", open_queue(center, "orders"))
+    assert old.send(_new("publish", "a"))[0].outcome == new.send(_new("publish", "b"))[0].outcome == "COMMITTED"
+    refused = center.run_admin("open-submit-queue", "orders")
+    assert refused.returncode == 1
+    assert "drop the old one first" in refused.stderr
+    assert center.run_admin("drop-old-submit-secret", "orders").returncode == 0
+    old.publish(_new("publish", "c"))
+    assert eventually(old.dead)[0][0].headers["tmc-reason"] == "CREDENTIALS_INVALID"
+    assert new.send(_new("publish", "d"))[0].outcome == "COMMITTED"
+    shown = center.run_admin("list-apps").stdout
+    assert "tmc.submit.orders.default" in shown
+
+
+def test_a_closed_queue_keeps_what_is_in_it(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    assert center.run_admin("close-submit-queue", "orders", "--reason", "moved").returncode == 0
+    eventually(lambda: door.channel.queue_declare(door.queue, passive=True).method.consumer_count == 0)
+    door.publish(_new("publish", "a"))
+    assert not _found(center, "a")
+    again = RabbitDoor(connection, "orders", open_queue(center, "orders"))
+    assert again.send(_new("publish", "b"))[0].outcome == "COMMITTED"
+    assert eventually(again.dead)[0][0].headers["tmc-reason"] == "CREDENTIALS_INVALID"  # signed with the secret before
+
+
+def test_a_disabled_apps_queue_rests(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    assert center.run_admin("disable-app", "orders", "--reason", "stolen").returncode == 0
+    eventually(lambda: door.channel.queue_declare(door.queue, passive=True).method.consumer_count == 0)
+    door.publish(_new("publish", "a"), "amq.rabbitmq.reply-to", "1")
+    assert center.run_admin("enable-app", "orders", "--reason", "again").returncode == 0
+    assert door.wait_for(["1"])[0].outcome == "COMMITTED"
+
+
+@pytest.mark.parametrize("name", ["default", "dead"])
+def test_a_queue_that_an_administrator_made_is_used_as_it_is(
+    center: RunningCenter, connection: pika.BlockingConnection, name: str
+) -> None:
+    with connection.channel() as channel:
+        channel.queue_declare(queue_of("orders", name), durable=True, arguments={"x-max-length": 100_000})
+    door = _door(center, connection)
+    assert door.send(_new("publish", "a"))[0].outcome == "COMMITTED"
+    door.publish(_new("publish", ""))
+    eventually(door.dead)
+
+
+def test_a_deleted_queue_is_declared_again(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    assert door.send(_new("publish", "a"))[0].outcome == "COMMITTED"
+    with connection.channel() as channel:
+        channel.queue_delete(queue_of("orders", "dead"))
+        channel.queue_delete(door.queue)
+    eventually(lambda: has_queue(connection, door.queue))
+    assert door.send(_new("publish", "b"))[0].outcome == "COMMITTED"
+    with connection.channel() as channel:
+        channel.queue_delete(queue_of("orders", "dead"))
+    door.publish(_new("publish", ""))  # its copy is returned: both are declared again, and it comes again
+    eventually(lambda: has_queue(connection, queue_of("orders", "dead")))
+    eventually(door.dead)
+
+
+def test_what_a_policy_takes_out_is_kept(
+    center: RunningCenter, connection: pika.BlockingConnection, rabbitmq: RabbitMQ
+) -> None:
+    door = _door(center, connection)
+    assert center.run_admin("close-submit-queue", "orders", "--reason", "test").returncode == 0
+    eventually(lambda: door.channel.queue_declare(door.queue, passive=True).method.consumer_count == 0)
+    rabbitmq.control("set_policy", "ttl", "^tmc.submit.orders.default$", '{"message-ttl":1}')
+    try:
+        door.publish(_new("publish", "a"))
+        ((properties, _),) = eventually(door.dead)
+    finally:
+        rabbitmq.control("clear_policy", "ttl")
+    assert properties.headers["x-first-death-reason"] == "expired"
+
+
+def test_damaged_headers_are_refused(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    step = _new("publish", "a")
+    given = attributes_of(step)
+    given["tmcsignature"] = sign(bytes.fromhex(door._secret.hex()), signed(door.queue, given, "", step.body, {}))
+    headers = {f"cloudEvents:{name}": text for name, text in given.items()} | {"table": {"a": 1}}
+    door.channel.basic_publish("", door.queue, step.body, pika.BasicProperties(headers=headers), mandatory=True)
+    assert eventually(door.dead)[0][0].headers["tmc-reason"] == "FIELD_INVALID"
+
+
+def test_the_services_learn_their_check_token(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    given = {"specversion": "1.0", "tmcop": "describe"}
+    given["tmcsignature"] = sign(door._secret, signed(door.queue, given, "", b"", {}))
+    with connection.channel() as channel:
+        channel.queue_declare("tmc.reply.orders.token", exclusive=True)
+        door.publish_raw(given, Step(op="", body=b""), "tmc.reply.orders.token", "1")
+        eventually(lambda: _ready(channel, "tmc.reply.orders.token"))
+        body = channel.basic_get("tmc.reply.orders.token", auto_ack=True)[2]
+    app = center.server.store.watch.current.app_by_id["orders"]
+    assert json.loads(body) == {"checkToken": app.check_token}
+
+
+def test_the_metrics_count_them(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    door = _door(center, connection)
+    taken = METRICS.submission_taken.labels("rabbitmq")
+    refused = METRICS.submission_refused.labels("rabbitmq", "FIELD_INVALID")
+    before = taken._value.get(), refused._value.get()
+    door.send(_new("publish", "a"), _new("publish", ""))
+    assert (taken._value.get() - before[0], refused._value.get() - before[1]) == (1, 1)
+
+
+def test_the_tag_of_refused_messages_is_none(center: RunningCenter) -> None:
+    refused = center.run_admin("open-submit-queue", "orders", "--tag", "dead")
+    assert refused.returncode == 1
+    assert "tag must be another one" in refused.stderr

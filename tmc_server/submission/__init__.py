@@ -1,0 +1,1 @@
+"""Prepare, submit, roll back and publish through the queues of a broker."""

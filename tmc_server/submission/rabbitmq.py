@@ -1,0 +1,423 @@
+"""Reads the submit queues of RabbitMQ: one connection, one thread, one channel per queue.
+
+A letter is acknowledged when it is stored, or when the broker has confirmed its answer, or its copy in the queue of what
+was refused. Until then the broker keeps it: whatever breaks, it comes again, and every step is idempotent.
+
+The queue has a single active consumer, so that while one server hands over to another the order is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pika import BasicProperties
+from pika.adapters.select_connection import IOLoop
+from pika.spec import Basic
+
+from tmc_common import submission as wire
+from tmc_common.amqp import CorkedConnection, Nodes, give_up, hang_up
+from tmc_common.eventlog import EventLog
+from tmc_common.headers import from_wire, to_wire
+from tmc_server.submission.answers import JSON, Settled
+from tmc_server.submission.intake import WINDOW, Intake
+from tmc_server.submission.letters import Letter, Place
+
+log = EventLog("tmc.submission")
+
+_RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
+_AGAIN_S = 1.0  # before a queue whose channel was closed is opened again
+_CLOSE_S = 5.0
+_DIFFERS = 406  # it was declared otherwise by somebody else
+_PERSISTENT = 2
+
+OpenIntake = Callable[[Place, Callable[[Sequence[Settled]], None]], Intake]
+"""Makes the intake of a queue. Its second argument is called on the loop with what is done."""
+
+
+class RabbitReader:
+    """kind: of the queues that it declares, quorum or classic."""
+
+    def __init__(self, url: str, kind: str, loop: asyncio.AbstractEventLoop, open_intake: OpenIntake) -> None:
+        self._nodes = Nodes(
+            url,
+            heartbeat=10,
+            socket_timeout=5,
+            stack_timeout=5,
+            client_properties={"connection_name": "tmc submission"},
+        )
+        self.kind = kind
+        self.loop = loop
+        self.open_intake = open_intake
+        self._wanted: frozenset[Place] = frozenset()
+        self._queues: dict[Place, _Queue] = {}
+        self.in_trouble: set[Place] = set()  # said already
+        self.as_they_are: set[str] = set()  # queues that somebody else declared otherwise
+        self._connection: Any = None
+        self._failures = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tmc-submission-rabbitmq", daemon=True)
+
+    def want(self, places: Collection[Place]) -> None:
+        """Read these queues and no others. From any thread."""
+        wanted = frozenset(places)
+        with self._lock:
+            if wanted == self._wanted:
+                return
+            self._wanted = wanted
+            if self._connection is not None:
+                self._connection.ioloop.add_callback_threadsafe(self._follow)
+        if not self._thread.is_alive() and not self._stopping.is_set():
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what is under way, then close the connection. Blocks; not on the loop."""
+        self._stopping.set()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.ioloop.add_callback_threadsafe(self._leave)
+        if self._thread.is_alive():
+            self._thread.join(2 * _CLOSE_S)
+
+    # -- on its thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            ioloop = IOLoop()
+            try:
+                self._connect_once(ioloop)
+            except Exception:  # a fault of ours; a new connection starts from nothing
+                log.exception("submission_failed", "reading submit queues failed, and begins again")
+                self._failures += 1
+            with self._lock:
+                self._connection = None
+            for queue in self._queues.values():
+                queue.lost()
+            self._queues.clear()
+            ioloop.close()
+            self._stopping.wait(_RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)])
+
+    def _connect_once(self, ioloop: Any) -> None:
+        connection = CorkedConnection(
+            self._nodes.next(),
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_end,
+            on_close_callback=self._on_end,
+            custom_ioloop=ioloop,
+        )
+        try:
+            ioloop.start()
+        except Exception as exc:
+            if self._connection is None and not connection.is_open:
+                self._note_failure(exc)  # the library's ValueError for a broker that accepted and reset at once
+                return
+            if connection.is_open:
+                hang_up(connection)
+                ioloop.start()  # until its end was noticed
+            raise
+
+    def _on_open(self, connection: Any) -> None:
+        with self._lock:
+            self._connection = connection
+        if self._failures:
+            log.info("submission_connected", "the broker is back: submit queues are read again")
+            self._failures = 0
+        self._follow()
+
+    def _on_end(self, connection: Any, reason: object) -> None:
+        if not self._stopping.is_set():
+            self._note_failure(reason)
+        connection.ioloop.stop()
+
+    def _note_failure(self, reason: object) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("submission_lost", "the broker is away, submit queues are not read: %r", reason)
+
+    def _follow(self) -> None:
+        """Open and close queues as wanted."""
+        if self._connection is None or not self._connection.is_open:
+            return
+        for place in set(self._queues) - self._wanted:
+            self._queues.pop(place).leave()
+        for place in sorted(self._wanted - set(self._queues), key=lambda place: place.queue):
+            queue = self._queues[place] = _Queue(self, self._connection, place)
+            queue.open()
+
+    def again(self, queue: _Queue, seconds: float) -> None:
+        """Open a queue anew after that time: its channel was closed."""
+        if self._queues.get(queue.place) is queue:
+            del self._queues[queue.place]
+            self._connection.ioloop.call_later(seconds, self._follow)
+
+    def _leave(self) -> None:
+        """Let go of all queues, and of the connection when their work is done."""
+        left = [queue.leave() for queue in self._queues.values()]
+        self._queues.clear()
+        connection = self._connection
+        if connection is not None:
+            waited = Future[None]()
+            threading.Thread(target=_wait_for, args=(left, waited), daemon=True).start()
+            waited.add_done_callback(
+                lambda _: connection.ioloop.add_callback_threadsafe(partial(give_up, connection, _CLOSE_S))
+            )
+
+
+def _wait_for(left: Sequence[Future[None]], waited: Future[None]) -> None:
+    for each in left:
+        try:
+            each.result(_CLOSE_S)
+        except Exception as exc:  # noqa: BLE001 - what it did not finish comes again
+            log.debug("submission_cut", "a submit queue is left unfinished: %r", exc)
+    waited.set_result(None)
+
+
+class _Queue:
+    """One queue, over one channel. On the reader's thread, but for `_done` and `_ended`."""
+
+    def __init__(self, reader: RabbitReader, connection: Any, place: Place) -> None:
+        self.place = place
+        self._reader = reader
+        self._connection = connection
+        self._channel: Any = None
+        self._declaring = ""
+        self._left = False
+        self._arrived: list[Letter] = []
+        self._open: dict[int, None] = {}  # delivery tags that are not acknowledged, in ascending order
+        self._publishing: dict[int, _Published] = {}  # by the tag of their confirm
+        self._returned: set[str] = set()
+        self._tags = itertools.count(1)
+        self._intake = reader.open_intake(place, self._done)
+        self._work: Future[None] = asyncio.run_coroutine_threadsafe(self._intake.run(), reader.loop)
+        self._work.add_done_callback(self._ended)
+
+    def open(self) -> None:
+        self._connection.channel(on_open_callback=self._on_channel)
+
+    def _on_channel(self, channel: Any) -> None:
+        self._channel = channel
+        channel.add_on_close_callback(self._on_close)
+        channel.add_on_return_callback(lambda _channel, _method, properties, _body: self._on_return(properties))
+        channel.confirm_delivery(self._on_confirm)
+        self._declare(wire.dead_queue_of(self.place.app), {}, self._on_dead_declared)
+
+    def _declare(self, name: str, arguments: Mapping[str, object], then: Callable[[object], None]) -> None:
+        self._declaring = name
+        if name in self._reader.as_they_are:
+            self._channel.queue_declare(name, passive=True, callback=then)
+        else:
+            whole = {"x-queue-type": self._reader.kind, **arguments}
+            self._channel.queue_declare(name, durable=True, arguments=whole, callback=then)
+
+    def _on_dead_declared(self, _frame: object) -> None:
+        """What a policy of the broker's takes out of the queue is not lost; what is too much for one is refused, not dropped."""
+        arguments = {
+            "x-single-active-consumer": True,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": wire.dead_queue_of(self.place.app),
+            "x-overflow": "reject-publish",
+        }
+        self._declare(self.place.queue, arguments, self._on_declared)
+
+    def _on_declared(self, _frame: object) -> None:
+        self._channel.add_on_cancel_callback(lambda _frame: self._close())  # it was deleted
+        self._channel.basic_qos(prefetch_count=WINDOW, callback=self._on_qos)
+
+    def _on_qos(self, _frame: object) -> None:
+        self._channel.basic_consume(self.place.queue, self._on_message, callback=self._on_consuming)
+
+    def _on_consuming(self, _frame: object) -> None:
+        self._reader.in_trouble.discard(self.place)
+
+    def _on_message(self, _channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
+        if not self._arrived:
+            self._connection.ioloop.call_later(0, self._hand_over)  # with all that the socket has brought
+        self._open[method.delivery_tag] = None
+        self._arrived.append(letter_of(method.delivery_tag, properties, body))
+
+    def _hand_over(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        self._reader.loop.call_soon_threadsafe(self._intake.arrived, arrived)
+
+    def _done(self, settled: Sequence[Settled]) -> None:
+        """Take what is done, on the loop."""
+        try:
+            self._connection.ioloop.add_callback_threadsafe(partial(self._finish, settled))
+        except Exception as exc:  # noqa: BLE001 - the library's, of a connection that is closed: all of it comes again
+            log.debug("submission_cut", "the connection was lost: %r", exc)
+
+    def _finish(self, settled: Sequence[Settled]) -> None:
+        if self._channel is None or not self._channel.is_open:
+            return
+        with self._connection.corked():
+            self._acknowledge([each.letter.number for each in settled if not self._answer(each)])
+
+    def _answer(self, settled: Settled) -> bool:
+        """Publish what is to be published. Returns False: nothing is."""
+        if settled.reply:
+            self._publish(_Published(settled), settled.letter.reply_to, _reply(settled), settled.reply)
+        elif settled.refusal is not None:
+            self._bury(settled)
+        else:
+            return False
+        return True
+
+    def _bury(self, settled: Settled) -> None:
+        dead = wire.dead_queue_of(self.place.app)
+        self._publish(_Published(settled, is_buried=True), dead, _dead(settled), settled.letter.body)
+
+    def _publish(self, published: _Published, queue: str, properties: BasicProperties, body: bytes) -> None:
+        tag = next(self._tags)
+        properties.message_id = str(tag)
+        self._publishing[tag] = published
+        self._channel.basic_publish("", queue, body, properties, mandatory=published.settled.refusal is not None)
+
+    def _on_return(self, properties: BasicProperties) -> None:
+        """Note that no queue took it; its confirm follows."""
+        self._returned.add(properties.message_id)
+
+    def _on_confirm(self, frame: Any) -> None:
+        method = frame.method
+        confirmed = [method.delivery_tag]
+        if method.multiple:
+            confirmed = list(itertools.takewhile(lambda tag: tag <= method.delivery_tag, self._publishing))
+        done: list[int] = []
+        for tag in confirmed:
+            published = self._publishing.pop(tag, None)
+            if published is None:
+                continue
+            if isinstance(method, Basic.Nack):
+                self._connection.ioloop.call_later(_AGAIN_S, partial(self._finish, [published.settled]))
+            elif str(tag) not in self._returned:
+                done.append(published.settled.letter.number)
+            elif published.is_buried:
+                self._channel.close()  # the queue of what was refused is gone: it is declared again, and this comes again
+                return
+            else:
+                self._returned.discard(str(tag))
+                self._bury(published.settled)
+        self._acknowledge(done)
+
+    def _acknowledge(self, numbers: Collection[int]) -> None:
+        for number in numbers:
+            self._open.pop(number, None)
+        first_open = next(iter(self._open), None)
+        below = [number for number in numbers if first_open is None or number < first_open]
+        if below:
+            self._channel.basic_ack(max(below), multiple=True)
+        for number in numbers:
+            if first_open is not None and number > first_open:
+                self._channel.basic_ack(number)
+
+    def _on_close(self, _channel: Any, reason: Any) -> None:
+        self._channel = None
+        self.lost()
+        if self._left or not self._connection.is_open:
+            return
+        differs = getattr(reason, "reply_code", 0) == _DIFFERS and self._declaring not in self._reader.as_they_are
+        if differs:
+            log.warning("submit_queue_differs", "%s is used as it is: %s", self._declaring, reason)
+            self._reader.as_they_are.add(self._declaring)
+        else:
+            if self.place not in self._reader.in_trouble:
+                log.warning("submit_queue_closed", "%s is opened again and again: %s", self.place.queue, reason)
+            self._reader.in_trouble.add(self.place)
+            self._reader.as_they_are -= {self.place.queue, wire.dead_queue_of(self.place.app)}  # or it is there no more
+        self._reader.again(self, 0 if differs else _AGAIN_S)
+
+    def _ended(self, work: Future[None]) -> None:
+        """Begin again if the intake failed, which it never should."""
+        if work.exception() is not None:
+            log.error("submission_failed", "%s is opened again", self.place.queue, exc_info=work.exception())
+            with suppress(Exception):  # the connection may be gone, and everything begins again
+                self._connection.ioloop.add_callback_threadsafe(self._close)
+
+    def _close(self) -> None:
+        if self._channel is not None and self._channel.is_open:
+            self._channel.close()
+
+    def lost(self) -> None:
+        """Work on nothing more: what is not acknowledged comes again."""
+        self._reader.loop.call_soon_threadsafe(self._intake.close)
+
+    def leave(self) -> Future[None]:
+        """Begin nothing more, finish what is under way, and give the rest back to the broker. Returns: done then."""
+        self._left = True
+        self.lost()
+        ioloop = self._connection.ioloop
+        self._work.add_done_callback(lambda _: ioloop.add_callback_threadsafe(self._close))
+        return self._work
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """An answer on its way, or a letter that is_buried: on its way to the queue of what was refused."""
+
+    settled: Settled
+    is_buried: bool = False
+
+
+def letter_of(number: int, properties: BasicProperties, body: bytes) -> Letter:
+    attributes: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    is_damaged = False
+    for name, value in _texts(properties.headers or {}):
+        if value is None:
+            is_damaged = True
+        elif attribute := wire.attribute_of(name):
+            attributes[attribute] = value
+        else:
+            headers[name] = value
+    return Letter(
+        number=number,
+        attributes=attributes,
+        headers=from_wire(headers),
+        content_type=properties.content_type or attributes.get(wire.CONTENT_TYPE, ""),
+        body=body,
+        reply_to=properties.reply_to or "",
+        correlation_id=properties.correlation_id or attributes.get(wire.ID, ""),
+        is_damaged=is_damaged,
+    )
+
+
+def _texts(headers: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Return the headers as texts. None: it is none. The broker's own are none of the sender's."""
+    for name, value in headers.items():
+        if name.startswith("x-"):
+            continue
+        if isinstance(value, bytes):
+            yield name, _decoded(value)
+        elif isinstance(value, bool | int | str):
+            yield name, str(value)
+        else:
+            yield name, None
+
+
+def _decoded(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _reply(settled: Settled) -> BasicProperties:
+    return BasicProperties(content_type=JSON, correlation_id=settled.letter.correlation_id)
+
+
+def _dead(settled: Settled) -> BasicProperties:
+    letter = settled.letter
+    attributes = {f"{wire.AMQP_PREFIX}{name}": value for name, value in letter.attributes.items()}
+    return BasicProperties(
+        content_type=letter.content_type or None,
+        correlation_id=letter.correlation_id or None,
+        headers={**to_wire(letter.headers), **attributes, **settled.notes},
+        delivery_mode=_PERSISTENT,
+    )
