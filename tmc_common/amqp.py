@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import pika
 from pika.adapters.select_connection import SelectConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
-from pika.exceptions import AMQPConnectionError, StreamLostError
+from pika.exceptions import AMQPConnectionError, InvalidFieldTypeException, StreamLostError
 
 from tmc_common.addresses import each_host
+
+DAMAGED = "tmc-damaged"
+"""The only header of a message whose properties cannot be decoded."""
 
 
 class Nodes:
@@ -86,6 +90,23 @@ def answered_within(connection: Any, seconds: float) -> Iterator[None]:
         implementation._adapter_remove_timeout(timer)
 
 
+def decoded(buffer: bytes) -> tuple[int, Any]:
+    """Return the first frame of a buffer and its size, as the library's `decode_frame`.
+
+    Properties that the library cannot decode, such as a timestamp in the year 10000, become DAMAGED ones: it would drop the
+    connection, get the same message again, and never end.
+    """
+    try:
+        return pika.frame.decode_frame(buffer)  # type: ignore[no-any-return]
+    except (ValueError, OSError, OverflowError, LookupError, struct.error, InvalidFieldTypeException):
+        kind, channel, size = struct.unpack_from(">BHL", buffer)
+        if kind != pika.spec.FRAME_HEADER:
+            raise
+        (body_size,) = struct.unpack_from(">Q", buffer, pika.spec.FRAME_HEADER_SIZE + 4)
+        header = pika.frame.Header(channel, body_size, pika.spec.BasicProperties(headers={DAMAGED: True}))
+        return pika.spec.FRAME_HEADER_SIZE + size + pika.spec.FRAME_END_SIZE, header
+
+
 class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library has no types
     """A connection that can write many frames at once. Like all pika connections, use it on its own thread only."""
 
@@ -103,6 +124,10 @@ class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library h
             held, self._held = self._held, None
             if held and self.is_open:
                 self._adapter_emit_data(b"".join(held))
+
+    def _read_frame(self) -> tuple[int, Any]:
+        """Override the library's, see pika.connection."""
+        return decoded(self._frame_buffer)
 
     def _adapter_emit_data(self, data: bytes) -> None:
         """Override the adapter's write method, see pika.adapters.base_connection."""

@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -194,8 +195,10 @@ class RabbitDoor:
         return found
 
     def close(self) -> None:
-        if self._connection.is_open:
+        """Close the connection, also one that was lost: the library leaves its sockets open."""
+        with suppress(pika.exceptions.AMQPError):
             self._connection.close()
+        self._connection._impl.ioloop.close()
 
 
 class KafkaDoor:
@@ -205,11 +208,18 @@ class KafkaDoor:
         self.queue = queue_of(app, tag)
         self._secret = bytes.fromhex(secret)
         self._replies = f"tmc.reply.{app}.tests"
-        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         admin.create_topics([NewTopic(self._replies, 1)])[self._replies].exception(30)
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1})
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
+        )
         self._consumer = Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": os.urandom(8).hex(), "auto.offset.reset": "earliest"}
+            {
+                "bootstrap.servers": bootstrap,
+                "log_level": 0,
+                "group.id": os.urandom(8).hex(),
+                "auto.offset.reset": "earliest",
+            }
         )
         self._consumer.subscribe([self._replies])
         self._answers: dict[str, Answer] = {}
@@ -224,7 +234,10 @@ class KafkaDoor:
         headers = [*step.headers.items(), *((f"ce_{name}", text) for name, text in given.items())]
         headers += [("content-type", step.content_type)] if step.content_type else []
         self._producer.produce(
-            self.queue, step.body, step.key.encode(), headers=[(name, text.encode()) for name, text in headers]
+            self.queue,
+            step.body,
+            (step.order_key or step.key).encode(),
+            headers=[(name, text.encode()) for name, text in headers],
         )
         self._producer.poll(0)
 

@@ -13,6 +13,7 @@ import httpx
 
 from tmc_common.addresses import each_host, is_loopback
 from tmc_common.limited import UNCOMPRESSED, parsed, read_body
+from tmc_common.submission import QUEUES
 from tmc_server.delivery.rabbitmq_queues import DELIVERY_LIMIT
 from tmc_server.domain.queue_names import PREFIX
 from tmc_server.store.dialects.contract import Finding
@@ -50,7 +51,9 @@ def examine_broker(url: str, management: str) -> Sequence[Finding]:
 
 
 def _policies(client: httpx.Client, host: str) -> Iterator[Finding]:
-    queues = [each for each in _get(client, f"/api/queues/{host}") if each["name"].startswith(f"{PREFIX}.")]
+    queues = [
+        each for each in _get(client, f"/api/queues/{host}") if each["name"].startswith((f"{PREFIX}.", f"{QUEUES}."))
+    ]
     found: dict[tuple[str, str, str], list[str]] = {}
     for queue in queues:
         policies = " and ".join(filter(None, (queue.get("policy"), queue.get("operator_policy"))))

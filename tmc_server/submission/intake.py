@@ -24,9 +24,11 @@ from typing import Any
 from tmc_common import submission as wire
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App, SubmitQueue
-from tmc_server.domain.operations import Answer, Decide, Prepare
+from tmc_server.domain.message import MessageState
+from tmc_server.domain.operations import Answer, Decide, Prepare, Stored
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.errors import (
+    AlreadyRolledBack,
     InternalFault,
     InvalidField,
     KeyInProgress,
@@ -46,6 +48,7 @@ WINDOW = 500
 _BATCH = 400
 _BATCH_BYTES = 4 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_LONGEST_PATIENCE_S = 600.0  # below the time after which RabbitMQ gives up a consumer that does not acknowledge
 _LOOKS_S = (0.05, 0.1, 0.2, 0.5)  # from one look for the prepare of an early submit to the next
 
 
@@ -75,7 +78,7 @@ class Desk:
 class _Waiting:
     """A letter that is here. wrong: why it is refused.  since, again: seconds of the monotonic clock.  looks: for its prepare.
 
-    patience_s: how long it waits for its prepare; 0: it is no submit.
+    patience_s: how long it waits for its prepare; 0: it is no submit.  is_charged: to the rate of its app.
     """
 
     letter: Letter
@@ -85,6 +88,7 @@ class _Waiting:
     again: float = 0.0
     looks: int = 0
     patience_s: float = 0.0
+    is_charged: bool = False
 
     @property
     def message(self) -> tuple[str, str]:
@@ -167,9 +171,9 @@ class Intake:
         if now < self._paused_until:
             return []
         batch, self._held = self._held, []
-        decided = {each.message for each in batch if each.step is not None and each.step.operation != wire.PREPARE}
-        size = sum(len(each.letter.body) for each in batch)
-        while self._fresh and len(batch) < _BATCH and size < _BATCH_BYTES:
+        decided = {key for each in batch for key in _decided_by(each.step)}
+        end, size = len(batch) + _BATCH, 0
+        while self._fresh and len(batch) < end and size < _BATCH_BYTES:
             waiting = self._parsed or self._opened(self._fresh[0], app, queue, now)
             self._parsed = waiting
             step = waiting.step
@@ -179,8 +183,7 @@ class Intake:
             self._fresh.popleft()
             size += len(waiting.letter.body)
             batch.append(waiting)
-            if step is not None and step.operation != wire.PREPARE:
-                decided |= {(step.topic, step.key), (step.topic, "")}
+            decided.update(_decided_by(step))
             if step is not None and step.operation == wire.PREPARE:
                 batch += self._early.pop(waiting.attempt, [])
         return batch + self._early_ones(now)
@@ -203,6 +206,10 @@ class Intake:
                     wire.REPLY_TO, f"begin with {wire.replies_of(app.id)}, or be {wire.DIRECT_REPLIES} of RabbitMQ"
                 )
             step = step_of(letter, app)
+            if step.instance is not None and not queue.secrets:
+                raise InvalidField(
+                    wire.CHECK_ADDRESS, "be left out: in a queue that is not signed anybody could give one"
+                )
             if step.operation == wire.DESCRIBE and not (queue.secrets and letter.reply_to):
                 raise InvalidField(wire.OPERATION, "be signed, and say where to reply, to be describe")
             waiting.step = step
@@ -215,9 +222,13 @@ class Intake:
     async def _take(self, app: App, batch: list[_Waiting]) -> None:
         """Run a batch, and sort what comes of it."""
         caller = Caller(app=app, tag=self.place.tag, only_this_tag=True)
+        uncharged = [each for each in batch if not each.is_charged]
         size = sum(len(each.letter.body) for each in batch)
         try:
-            self._desk.preparing.admit(caller, len(batch))
+            if uncharged:
+                self._desk.preparing.admit(caller, len(uncharged))
+            for each in uncharged:
+                each.is_charged = True
             self._desk.budget.begin_request(app, size)
         except Retryable as error:
             self._hold(batch, error)
@@ -269,7 +280,7 @@ class Intake:
                 attempt_id=step.attempt_id,
             )
             if step.operation == wire.SUBMIT and isinstance(decide, Decide):
-                waiting.patience_s = decide.topic.transaction_time_ms / 1000
+                waiting.patience_s = min(decide.topic.transaction_time_ms / 1000, _LONGEST_PATIENCE_S)
             return decide
         return desk.preparing.item(
             caller,
@@ -307,6 +318,8 @@ class Intake:
                 waiting.again = now + _LOOKS_S[min(waiting.looks, len(_LOOKS_S) - 1)]
                 waiting.looks += 1
                 self._early.setdefault(waiting.attempt, []).append(waiting)
+            elif isinstance(outcome, AlreadyRolledBack) and _needs_nobody(waiting):
+                done.append((waiting.letter, Stored(message_id=None, state=MessageState.ROLLED_BACK, changed=False)))
             else:
                 done.append((waiting.letter, outcome))
         if done:
@@ -326,12 +339,22 @@ class Intake:
         self._paused_until = self._monotonic() + max(pause_s, min(_LONGEST_PAUSE_S, error.retry_after_ms / 1000))
 
 
+def _decided_by(step: Step | None) -> Iterable[tuple[str, str]]:
+    """Return what a step decides, or stores decided: a key, and of ordered topics the place of what comes behind it."""
+    return ((step.topic, step.key), (step.topic, "")) if step is not None and step.operation != wire.PREPARE else ()
+
+
 async def _answers(work: Awaitable[Sequence[Answer]], count: int) -> Sequence[Answer]:
     """Return the answers, or for each of them what was raised for all."""
     try:
         return await work
     except TmcError as error:
         return [error] * count
+
+
+def _needs_nobody(waiting: _Waiting) -> bool:
+    """Return whether a prepare came after its own rollback, as it does when both come again, and nobody waits for an answer."""
+    return waiting.step is not None and waiting.step.operation == wire.PREPARE and not waiting.letter.reply_to
 
 
 def _is_repeated(outcome: Outcome) -> bool:

@@ -11,9 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -30,10 +29,12 @@ log = EventLog("tmc.submission")
 _GROUP = "tmc-submission"
 _POLL_S = 0.05
 _COMMIT_S = 1.0
-_PAGE = 500
+_PAGE = WINDOW // 2
+_MOST_BYTES = 100_000_000
 _TRY_AGAIN_S = 5.0
 _CLOSE_S = 5.0
 _CONTENT_TYPE = "content-type"
+_EXISTS = KafkaError.TOPIC_ALREADY_EXISTS
 _Partition = tuple[str, int]
 
 OpenIntake = Callable[[Place, Callable[[Sequence[Settled]], None]], Intake]
@@ -47,6 +48,8 @@ class _Reading:
     committed: as Kafka knows.  is_paused: as many are here as may be.
     """
 
+    topic: str
+    partition: int
     intake: Intake
     work: Future[None]
     open: dict[int, None] = field(default_factory=dict)
@@ -59,6 +62,19 @@ class _Reading:
         """Return up to where everything is settled."""
         return next(iter(self.open), self.next)
 
+    def place(self, offset: int | None = None) -> Any:
+        name = (self.topic, self.partition)
+        return TopicPartition(*name) if offset is None else TopicPartition(*name, offset)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Outgoing:
+    """An answer, or a letter that is_buried: on its way to the topic of what was refused."""
+
+    reading: _Reading
+    settled: Settled
+    is_buried: bool
+
 
 class KafkaReader:
     """settings: of librdkafka, bootstrap.servers among them."""
@@ -69,8 +85,10 @@ class KafkaReader:
         self._open_intake = open_intake
         self._wanted: frozenset[Place] = frozenset()
         self._readings: dict[_Partition, _Reading] = {}
-        self._finished: deque[tuple[_Partition, _Reading, Sequence[Settled]]] = deque()
+        self._finished: deque[tuple[_Reading, Sequence[Settled]]] = deque()
+        self._again: deque[tuple[float, _Outgoing]] = deque()  # not taken by Kafka, and when to try again
         self._failures = 0
+        self._is_keeping = True  # what was refused is taken
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tmc-submission-kafka", daemon=True)
 
@@ -94,6 +112,8 @@ class KafkaReader:
                 self._read()
             except KafkaException as exc:
                 self._note_failure(exc)
+            except Exception:  # a fault of ours; a new consumer starts from nothing
+                log.exception("submission_failed", "reading submit topics failed, and begins again")
             self._stopping.wait(_TRY_AGAIN_S)
 
     def _note_failure(self, reason: object) -> None:
@@ -111,6 +131,7 @@ class KafkaReader:
                 "acks": "all",
                 "linger.ms": 5,
                 "message.timeout.ms": 10_000,
+                "message.max.bytes": _MOST_BYTES,  # the broker has a limit of its own
             }
         )
         consumer = Consumer(
@@ -119,15 +140,15 @@ class KafkaReader:
                 "group.id": _GROUP,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
-                "partition.assignment.strategy": "range",
+                "partition.assignment.strategy": "roundrobin",
+                "session.timeout.ms": 10_000,  # as long as a killed server keeps its partitions from the others
                 "queued.max.messages.kbytes": 16_384,
             }
         )
         try:
             self._follow(consumer, producer)
         finally:
-            self._leave(consumer, list(self._readings))
-            producer.flush(_CLOSE_S)
+            self._leave(consumer, list(self._readings.values()), producer)
             consumer.close()
 
     def _follow(self, consumer: Any, producer: Any) -> None:
@@ -140,20 +161,30 @@ class KafkaReader:
             if not subscribed:
                 self._stopping.wait(_COMMIT_S)
                 continue
-            self._arrived(consumer, consumer.consume(_PAGE, _POLL_S))
-            self._finish(consumer, producer)
+            self._arrived(consumer.consume(_PAGE, _POLL_S))
+            self._finish(producer)
             producer.poll(0)
+            self._pause_and_resume(consumer)
             if time.monotonic() >= commit_at:
-                self._commit(consumer, self._readings)
+                self._commit(consumer, self._readings.values())
                 commit_at = time.monotonic() + _COMMIT_S
+            if any(reading.work.done() for reading in self._readings.values()):
+                raise RuntimeError("an intake has ended by itself")
+
+    def _pause_and_resume(self, consumer: Any) -> None:
+        for reading in self._readings.values():
+            is_full = len(reading.open) + _PAGE > WINDOW
+            if is_full is not reading.is_paused:
+                (consumer.pause if is_full else consumer.resume)([reading.place()])
+                reading.is_paused = is_full
 
     def _subscribe(self, consumer: Any, places: Iterable[Place]) -> None:
         topics = [place.queue for place in places]
         self._create(sorted({*topics, *(wire.dead_queue_of(place.app) for place in places)}))
         if topics:
-            consumer.subscribe(topics, on_revoke=self._leave, on_lost=self._lose)
+            consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         else:
-            self._leave(consumer, list(self._readings))
+            self._leave(consumer, list(self._readings.values()))
             consumer.unsubscribe()
 
     def _create(self, topics: Sequence[str]) -> None:
@@ -164,11 +195,32 @@ class KafkaReader:
         for name, made in admin.create_topics([NewTopic(name) for name in topics]).items():
             try:
                 made.result(_CLOSE_S)
-            except KafkaException as exc:
-                if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            except (KafkaException, TimeoutError) as exc:
+                if not (exc.args and isinstance(exc.args[0], KafkaError) and exc.args[0].code() == _EXISTS):
                     log.warning("submit_topic_not_made", "topic %s cannot be made: make it yourself: %s", name, exc)
 
-    def _arrived(self, consumer: Any, records: Sequence[Any]) -> None:
+    def _assigned(self, consumer: Any, partitions: Sequence[Any]) -> None:
+        """Begin to read these, from where was committed."""
+        consumer.assign(partitions)
+        consumer.resume(partitions)  # what this server paused before it had lost them
+        for each in partitions:
+            place = next((place for place in self._wanted if place.queue == each.topic), None)
+            if place is not None:  # or it was closed a moment ago
+                self._readings[each.topic, each.partition] = self._reading(each, place)
+
+    def _reading(self, partition: Any, place: Place) -> _Reading:
+        made: list[_Reading] = []
+
+        def done(settled: Sequence[Settled]) -> None:
+            """Take what is done, on the loop."""
+            self._finished.append((made[0], settled))
+
+        intake = self._open_intake(place, done)
+        work = asyncio.run_coroutine_threadsafe(intake.run(), self._loop)
+        made.append(_Reading(topic=partition.topic, partition=partition.partition, intake=intake, work=work))
+        return made[0]
+
+    def _arrived(self, records: Sequence[Any]) -> None:
         pages: dict[_Partition, list[Letter]] = {}
         for record in records:
             if record.error() is not None:
@@ -179,79 +231,36 @@ class KafkaReader:
                 self._failures = 0
             pages.setdefault((record.topic(), record.partition()), []).append(letter_of(record))
         for partition, letters in pages.items():
-            reading = self._reading(partition)
-            if reading is None:
-                continue
-            reading.open |= dict.fromkeys(letter.number for letter in letters)
-            reading.next = letters[-1].number + 1
-            self._loop.call_soon_threadsafe(reading.intake.arrived, letters)
-            if len(reading.open) >= WINDOW and not reading.is_paused:
-                consumer.pause([TopicPartition(*partition)])
-                reading.is_paused = True
+            reading = self._readings.get(partition)
+            if reading is not None:  # or it was read before another server got it
+                reading.open |= dict.fromkeys(letter.number for letter in letters)
+                reading.next = letters[-1].number + 1
+                self._loop.call_soon_threadsafe(reading.intake.arrived, letters)
 
-    def _reading(self, partition: _Partition) -> _Reading | None:
-        """Return None: its topic was closed a moment ago."""
-        found = self._readings.get(partition)
-        place = next((place for place in self._wanted if place.queue == partition[0]), None)
-        if found is None and place is not None:
-            intake = self._open_intake(place, partial(self._done, partition))
-            work = asyncio.run_coroutine_threadsafe(intake.run(), self._loop)
-            found = self._readings[partition] = _Reading(intake=intake, work=work)
-        return found
-
-    def _done(self, partition: _Partition, settled: Sequence[Settled]) -> None:
-        """Take what is done, on the loop."""
-        reading = self._readings.get(partition)
-        if reading is not None:
-            self._finished.append((partition, reading, settled))
-
-    def _finish(self, consumer: Any, producer: Any) -> None:
+    def _finish(self, producer: Any) -> None:
+        while self._again and self._again[0][0] <= time.monotonic():
+            self._produce(producer, self._again.popleft()[1])
         while self._finished:
-            partition, reading, several = self._finished.popleft()
-            if self._readings.get(partition) is not reading:
-                continue  # another server has it now
+            reading, several = self._finished.popleft()
             for settled in several:
-                self._answer(producer, reading, partition[0], settled)
-            if reading.is_paused and len(reading.open) < WINDOW // 2:
-                consumer.resume([TopicPartition(*partition)])
-                reading.is_paused = False
+                if settled.reply or settled.refusal is not None:
+                    self._produce(producer, _Outgoing(reading, settled, is_buried=not settled.reply))
+                else:
+                    reading.open.pop(settled.letter.number, None)
 
-    def _answer(self, producer: Any, reading: _Reading, topic: str, settled: Settled) -> None:
-        if settled.reply:
-            headers = {wire.CORRELATION: settled.letter.correlation_id, _CONTENT_TYPE: JSON}
-            self._produce(producer, reading, topic, settled, settled.letter.reply_to, settled.reply, headers)
-        elif settled.refusal is not None:
-            self._bury(producer, reading, topic, settled)
-        else:
-            reading.open.pop(settled.letter.number, None)
-
-    def _bury(self, producer: Any, reading: _Reading, topic: str, settled: Settled) -> None:
+    def _produce(self, producer: Any, outgoing: _Outgoing) -> None:
+        settled, reading = outgoing.settled, outgoing.reading
         letter = settled.letter
-        dead = f"{topic.rpartition('.')[0]}.{wire.DEAD}"
-        attributes = {f"{wire.KAFKA_PREFIX}{name}": value for name, value in letter.attributes.items()}
-        headers = {**letter.headers, **attributes, _CONTENT_TYPE: letter.content_type, **settled.notes}
-        self._produce(producer, reading, topic, settled, dead, letter.body, headers)
+        if outgoing.is_buried:
+            target, body = f"{reading.topic.rpartition('.')[0]}.{wire.DEAD}", letter.body
+            attributes = {f"{wire.KAFKA_PREFIX}{name}": value for name, value in letter.attributes.items()}
+            headers = {**letter.headers, **attributes, _CONTENT_TYPE: letter.content_type, **settled.notes}
+        else:
+            target, body = letter.reply_to, settled.reply
+            headers = {wire.CORRELATION: letter.correlation_id, _CONTENT_TYPE: JSON}
 
-    def _produce(
-        self,
-        producer: Any,
-        reading: _Reading,
-        topic: str,
-        settled: Settled,
-        target: str,
-        body: bytes,
-        headers: Mapping[str, str],
-    ) -> None:
         def delivered(error: Any, _record: Any) -> None:
-            if error is None:
-                reading.open.pop(settled.letter.number, None)
-            elif settled.refusal is not None and not target.endswith(f".{wire.DEAD}"):
-                self._bury(producer, reading, topic, settled)  # nobody reads its answers
-            elif settled.refusal is None:
-                reading.open.pop(settled.letter.number, None)  # it is stored; only the answer is lost
-            else:
-                log.warning("submission_not_kept", "what was refused cannot be put into %s: %s", target, error.str())
-                self._answer(producer, reading, topic, settled)
+            self._delivered(producer, outgoing, error)
 
         encoded = [(name, text.encode()) for name, text in headers.items() if text]
         while True:
@@ -260,49 +269,67 @@ class KafkaReader:
                 return
             except BufferError:
                 producer.poll(_POLL_S)
+            except KafkaException as exc:  # the library itself refuses it
+                self._delivered(producer, outgoing, exc.args[0])
+                return
 
-    def _commit(self, consumer: Any, partitions: Iterable[_Partition], wait: bool = False) -> None:
-        due = [
-            (partition, reading, reading.position)
-            for partition in partitions
-            if (reading := self._readings.get(partition)) is not None and reading.position > reading.committed
-        ]
+    def _delivered(self, producer: Any, outgoing: _Outgoing, error: Any) -> None:
+        if error is None or (outgoing.settled.refusal is None and not outgoing.is_buried):
+            self._is_keeping = self._is_keeping or outgoing.is_buried
+            outgoing.reading.open.pop(
+                outgoing.settled.letter.number, None
+            )  # of what is stored, only the answer is lost
+        elif outgoing.is_buried:
+            if self._is_keeping:
+                log.warning("submission_not_kept", "Kafka does not take what was refused: %s", error.str())
+            self._is_keeping = False
+            self._again.append((time.monotonic() + _TRY_AGAIN_S, outgoing))
+        else:
+            self._produce(producer, _Outgoing(outgoing.reading, outgoing.settled, is_buried=True))
+
+    def _commit(self, consumer: Any, readings: Iterable[_Reading], at_once: bool = False) -> None:
+        due = [(reading, reading.position) for reading in readings if reading.position > reading.committed]
         if not due:
             return
-        offsets = [TopicPartition(*partition, position) for partition, _, position in due]
         try:
-            consumer.commit(offsets=offsets, asynchronous=not wait)
+            consumer.commit(offsets=[reading.place(position) for reading, position in due], asynchronous=not at_once)
         except KafkaException as exc:
             log.debug("submission_cut", "offsets are not committed: %s", exc)
             return
-        for _, reading, position in due:
+        for reading, position in due:
             reading.committed = position
 
-    def _leave(self, consumer: Any, partitions: Sequence[Any]) -> None:
-        """Finish what is under way there, and commit: another server goes on from there."""
-        names = [each if isinstance(each, tuple) else (each.topic, each.partition) for each in partitions]
-        leaving = [(name, self._readings[name]) for name in names if name in self._readings]
-        for _, reading in leaving:
-            self._loop.call_soon_threadsafe(reading.intake.close)
-        for _, reading in leaving:
-            try:
-                reading.work.result(_CLOSE_S)
-            except Exception as exc:  # noqa: BLE001 - what it did not finish comes again
-                log.debug("submission_cut", "a submit topic is left unfinished: %r", exc)
-        for partition, reading, several in list(self._finished):
-            if self._readings.get(partition) is reading:
-                for settled in several:
-                    if not settled.reply and settled.refusal is None:
-                        reading.open.pop(settled.letter.number, None)
-        self._commit(consumer, names, wait=True)
-        self._lose(consumer, partitions)
+    def _revoked(self, consumer: Any, partitions: Sequence[Any]) -> None:
+        self._leave(consumer, self._of(partitions))
 
-    def _lose(self, _consumer: Any, partitions: Sequence[Any]) -> None:
-        for each in partitions:
-            name = each if isinstance(each, tuple) else (each.topic, each.partition)
-            reading = self._readings.pop(name, None)
-            if reading is not None:
-                self._loop.call_soon_threadsafe(reading.intake.close)
+    def _lost(self, _consumer: Any, partitions: Sequence[Any]) -> None:
+        """Another server has them already."""
+        self._forget(self._of(partitions))
+
+    def _of(self, partitions: Sequence[Any]) -> list[_Reading]:
+        found = [self._readings.get((each.topic, each.partition)) for each in partitions]
+        return [reading for reading in found if reading is not None]
+
+    def _leave(self, consumer: Any, readings: Sequence[_Reading], producer: Any = None) -> None:
+        """Finish what is under way there, and commit: another server goes on from there.
+
+        producer: wait for its confirms too.
+        """
+        for reading in readings:
+            self._loop.call_soon_threadsafe(reading.intake.close)
+        unfinished = wait([reading.work for reading in readings], _CLOSE_S).not_done
+        if unfinished:
+            log.debug("submission_cut", "%d submit topics are left unfinished", len(unfinished))
+        if producer is not None:
+            self._finish(producer)
+            producer.flush(_CLOSE_S)
+        self._commit(consumer, readings, at_once=True)
+        self._forget(readings)
+
+    def _forget(self, readings: Sequence[_Reading]) -> None:
+        for reading in readings:
+            self._readings.pop((reading.topic, reading.partition), None)
+            self._loop.call_soon_threadsafe(reading.intake.close)
 
 
 def letter_of(record: Any) -> Letter:

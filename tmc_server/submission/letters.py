@@ -20,6 +20,7 @@ from tmc_server.errors import CredentialsInvalid, InvalidField
 from tmc_server.requests import validation
 
 _ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_QUEUE = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)  # as Kafka allows
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TRUST_MESSAGE = {1: wire.PREPARE, 2: wire.SUBMIT, 3: wire.ROLLBACK}
 """Its messageStatus. Source: TrustMessage, MessageStatus."""
@@ -102,7 +103,8 @@ def step_of(letter: Letter, app: App) -> Step:
 
 def may_reply_to(name: str, app: str) -> bool:
     """Return whether an app may have answers sent there: the center may write where the app may not."""
-    return name.startswith((f"{wire.DIRECT_REPLIES}.", wire.replies_of(app)))
+    is_own = name.startswith(wire.replies_of(app)) and _QUEUE.fullmatch(name) is not None
+    return is_own or name.startswith(f"{wire.DIRECT_REPLIES}.")
 
 
 def _of_cloud_event(letter: Letter) -> Step:
@@ -161,7 +163,7 @@ def _of_trust_message(letter: Letter, app: App) -> Step:
     if not isinstance(given, dict):
         raise InvalidField(wire.OPERATION, "be given: this is no CloudEvent, and no JSON object of TrustMessage")
     status = given.get("messageStatus")
-    if not isinstance(status, int) or status not in _TRUST_MESSAGE:
+    if type(status) is not int or status not in _TRUST_MESSAGE:
         raise InvalidField("messageStatus", "be 1 (prepare), 2 (commit) or 3 (rollback)")
     topic, key, content, forward_key = (
         _text(given, name) for name in ("forwardTopic", "messageKey", "message", "forwardKey")

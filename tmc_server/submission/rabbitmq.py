@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +20,11 @@ from typing import Any
 
 from pika import BasicProperties
 from pika.adapters.select_connection import IOLoop
+from pika.exceptions import AMQPError
 from pika.spec import Basic
 
 from tmc_common import submission as wire
-from tmc_common.amqp import CorkedConnection, Nodes, give_up, hang_up
+from tmc_common.amqp import DAMAGED, CorkedConnection, Nodes, give_up, hang_up
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import from_wire, to_wire
 from tmc_server.submission.answers import JSON, Settled
@@ -37,6 +38,10 @@ _AGAIN_S = 1.0  # before a queue whose channel was closed is opened again
 _CLOSE_S = 5.0
 _DIFFERS = 406  # it was declared otherwise by somebody else
 _PERSISTENT = 2
+_SHORT = 255  # bytes of a property, and of a header's name
+_PROPERTIES = 60_000  # bytes of all of them, which are one frame
+_ANY_TIMES = 1_000_000
+"""A quorum queue of RabbitMQ 4 gives a message up that came 20 times, as it may while the database is away."""
 
 OpenIntake = Callable[[Place, Callable[[Sequence[Settled]], None]], Intake]
 """Makes the intake of a queue. Its second argument is called on the loop with what is done."""
@@ -125,6 +130,9 @@ class RabbitReader:
             raise
 
     def _on_open(self, connection: Any) -> None:
+        if self._stopping.is_set():
+            connection.close()
+            return
         with self._lock:
             self._connection = connection
         if self._failures:
@@ -144,7 +152,7 @@ class RabbitReader:
 
     def _follow(self) -> None:
         """Open and close queues as wanted."""
-        if self._connection is None or not self._connection.is_open:
+        if self._connection is None or not self._connection.is_open or self._stopping.is_set():
             return
         for place in set(self._queues) - self._wanted:
             self._queues.pop(place).leave()
@@ -172,11 +180,9 @@ class RabbitReader:
 
 
 def _wait_for(left: Sequence[Future[None]], waited: Future[None]) -> None:
-    for each in left:
-        try:
-            each.result(_CLOSE_S)
-        except Exception as exc:  # noqa: BLE001 - what it did not finish comes again
-            log.debug("submission_cut", "a submit queue is left unfinished: %r", exc)
+    unfinished = wait(left, _CLOSE_S).not_done
+    if unfinished:
+        log.debug("submission_cut", "%d submit queues are left unfinished", len(unfinished))
     waited.set_result(None)
 
 
@@ -203,6 +209,9 @@ class _Queue:
         self._connection.channel(on_open_callback=self._on_channel)
 
     def _on_channel(self, channel: Any) -> None:
+        if self._left:
+            channel.close()
+            return
         self._channel = channel
         channel.add_on_close_callback(self._on_close)
         channel.add_on_return_callback(lambda _channel, _method, properties, _body: self._on_return(properties))
@@ -214,7 +223,8 @@ class _Queue:
         if name in self._reader.as_they_are:
             self._channel.queue_declare(name, passive=True, callback=then)
         else:
-            whole = {"x-queue-type": self._reader.kind, **arguments}
+            limit = {"x-delivery-limit": _ANY_TIMES} if self._reader.kind == "quorum" else {}
+            whole = {"x-queue-type": self._reader.kind, **limit, **arguments}
             self._channel.queue_declare(name, durable=True, arguments=whole, callback=then)
 
     def _on_dead_declared(self, _frame: object) -> None:
@@ -228,6 +238,7 @@ class _Queue:
         self._declare(self.place.queue, arguments, self._on_declared)
 
     def _on_declared(self, _frame: object) -> None:
+        self._declaring = ""
         self._channel.add_on_cancel_callback(lambda _frame: self._close())  # it was deleted
         self._channel.basic_qos(prefetch_count=WINDOW, callback=self._on_qos)
 
@@ -285,6 +296,8 @@ class _Queue:
         self._returned.add(properties.message_id)
 
     def _on_confirm(self, frame: Any) -> None:
+        if self._channel is None or not self._channel.is_open:
+            return  # it is being closed, and all of it comes again
         method = frame.method
         confirmed = [method.delivery_tag]
         if method.multiple:
@@ -295,11 +308,13 @@ class _Queue:
             if published is None:
                 continue
             if isinstance(method, Basic.Nack):
+                if self._is_news():
+                    log.warning("submission_not_kept", "a queue refuses answers, or what %s refused", self.place.queue)
                 self._connection.ioloop.call_later(_AGAIN_S, partial(self._finish, [published.settled]))
             elif str(tag) not in self._returned:
                 done.append(published.settled.letter.number)
             elif published.is_buried:
-                self._channel.close()  # the queue of what was refused is gone: it is declared again, and this comes again
+                self._close()  # the queue of what was refused is gone: it is declared again, and this comes again
                 return
             else:
                 self._returned.discard(str(tag))
@@ -322,14 +337,14 @@ class _Queue:
         self.lost()
         if self._left or not self._connection.is_open:
             return
-        differs = getattr(reason, "reply_code", 0) == _DIFFERS and self._declaring not in self._reader.as_they_are
+        is_new = self._declaring != "" and self._declaring not in self._reader.as_they_are
+        differs = is_new and getattr(reason, "reply_code", 0) == _DIFFERS
         if differs:
             log.warning("submit_queue_differs", "%s is used as it is: %s", self._declaring, reason)
             self._reader.as_they_are.add(self._declaring)
         else:
-            if self.place not in self._reader.in_trouble:
+            if self._is_news():
                 log.warning("submit_queue_closed", "%s is opened again and again: %s", self.place.queue, reason)
-            self._reader.in_trouble.add(self.place)
             self._reader.as_they_are -= {self.place.queue, wire.dead_queue_of(self.place.app)}  # or it is there no more
         self._reader.again(self, 0 if differs else _AGAIN_S)
 
@@ -340,9 +355,22 @@ class _Queue:
             with suppress(Exception):  # the connection may be gone, and everything begins again
                 self._connection.ioloop.add_callback_threadsafe(self._close)
 
+    def _is_news(self) -> bool:
+        """Return whether its trouble begins now: it ends when the queue is opened again."""
+        is_news = self.place not in self._reader.in_trouble
+        self._reader.in_trouble.add(self.place)
+        return is_news
+
     def _close(self) -> None:
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
+
+    def _close_when_confirmed(self, looks: int = 40) -> None:
+        """Close it when what was published is confirmed and acknowledged, or after a while."""
+        if self._publishing and looks:
+            self._connection.ioloop.call_later(0.05, partial(self._close_when_confirmed, looks - 1))
+        else:
+            self._close()
 
     def lost(self) -> None:
         """Work on nothing more: what is not acknowledged comes again."""
@@ -353,7 +381,7 @@ class _Queue:
         self._left = True
         self.lost()
         ioloop = self._connection.ioloop
-        self._work.add_done_callback(lambda _: ioloop.add_callback_threadsafe(self._close))
+        self._work.add_done_callback(lambda _: ioloop.add_callback_threadsafe(self._close_when_confirmed))
         return self._work
 
 
@@ -370,7 +398,7 @@ def letter_of(number: int, properties: BasicProperties, body: bytes) -> Letter:
     headers: dict[str, str] = {}
     is_damaged = False
     for name, value in _texts(properties.headers or {}):
-        if value is None:
+        if value is None or name == DAMAGED:
             is_damaged = True
         elif attribute := wire.attribute_of(name):
             attributes[attribute] = value
@@ -383,7 +411,7 @@ def letter_of(number: int, properties: BasicProperties, body: bytes) -> Letter:
         content_type=properties.content_type or attributes.get(wire.CONTENT_TYPE, ""),
         body=body,
         reply_to=properties.reply_to or "",
-        correlation_id=properties.correlation_id or attributes.get(wire.ID, ""),
+        correlation_id=_short(properties.correlation_id or attributes.get(wire.ID, "")),
         is_damaged=is_damaged,
     )
 
@@ -415,9 +443,22 @@ def _reply(settled: Settled) -> BasicProperties:
 def _dead(settled: Settled) -> BasicProperties:
     letter = settled.letter
     attributes = {f"{wire.AMQP_PREFIX}{name}": value for name, value in letter.attributes.items()}
-    return BasicProperties(
-        content_type=letter.content_type or None,
+    whole = BasicProperties(
+        content_type=_short(letter.content_type) or None,
         correlation_id=letter.correlation_id or None,
         headers={**to_wire(letter.headers), **attributes, **settled.notes},
         delivery_mode=_PERSISTENT,
     )
+    return whole if _fits(whole) else BasicProperties(headers=settled.notes, delivery_mode=_PERSISTENT)
+
+
+def _fits(properties: BasicProperties) -> bool:
+    """Return whether they can be sent: names have grown by their prefix."""
+    try:
+        return sum(map(len, properties.encode())) <= _PROPERTIES
+    except (AMQPError, ValueError):
+        return False
+
+
+def _short(text: str) -> str:
+    return text if len(text.encode()) <= _SHORT else ""

@@ -83,33 +83,32 @@ class Counter:
         self._broker = broker
         self._desk = desk
         self._raise_alert = raise_alert
-        self._unsaid: dict[str, int] = {}
+        self._unsaid: dict[str, tuple[int, str]] = {}  # how many of each queue, and why the last one was
         self._next_line = 0.0
 
     def open_intake(self, place: Place, done: Callable[[Sequence[Settled]], None]) -> Intake:
         """done: called on the loop with what is done."""
 
         def settle(outcomes: Sequence[tuple[Letter, Outcome]]) -> None:
-            self._count(place, outcomes)
-            done(settled(place.app, outcomes))
+            several = settled(place.app, outcomes)
+            self._count(place, several)
+            done(several)
 
         return Intake(place, self._desk, settle)
 
-    def _count(self, place: Place, outcomes: Sequence[tuple[Letter, Outcome]]) -> None:
-        refused = [(letter, outcome) for letter, outcome in outcomes if isinstance(outcome, TmcError)]
-        METRICS.submission_taken.labels(self._broker).inc(len(outcomes) - len(refused))
+    def _count(self, place: Place, several: Sequence[Settled]) -> None:
+        refused = [(each, each.refusal) for each in several if each.refusal is not None]
+        METRICS.submission_taken.labels(self._broker).inc(len(several) - len(refused))
         for _, error in refused:
             METRICS.submission_refused.labels(self._broker, error.reason).inc()
-        if not refused:
-            return
-        self._unsaid[place.queue] = self._unsaid.get(place.queue, 0) + len(refused)
-        unanswered = [(letter, error) for letter, error in refused if not letter.reply_to]
-        for letter, error in unanswered[:1]:
-            self._complain(place, letter, error)
+        for each, error in [(each, error) for each, error in refused if not each.reply][:1]:
+            self._complain(place, each.letter, error)
+        if refused:
+            self._unsaid[place.queue] = (self._unsaid.get(place.queue, (0, ""))[0] + len(refused), str(refused[0][1]))
         now = time.monotonic()
-        if now >= self._next_line:
-            for queue, count in self._unsaid.items():
-                log.warning("submission_refused", "%d messages of %s were refused: %s", count, queue, refused[0][1])
+        if self._unsaid and now >= self._next_line:
+            for queue, (count, why) in self._unsaid.items():
+                log.warning("submission_refused", "%d messages of %s were refused: %s", count, queue, why)
             self._unsaid.clear()
             self._next_line = now + _LOG_S
 

@@ -17,7 +17,7 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.operations import Answer, Decide, Operation, Prepare, Stored
-from tmc_server.errors import KeyInProgress, MessageUnknown, QueueFull, StoreUnavailable, TmcError
+from tmc_server.errors import AlreadyRolledBack, KeyInProgress, MessageUnknown, QueueFull, StoreUnavailable, TmcError
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.preparing import Preparing
@@ -353,9 +353,69 @@ def test_an_unsigned_queue_never_shows_the_check_token() -> None:
 
 
 def test_a_producer_says_where_it_answers_checks() -> None:
-    bench = Bench()
-    _of(bench, letter(1, "prepare", tmccheckaddress="10.0.0.5:8080"))
+    bench, made = Bench((SECRET,)), letter(1, "prepare", tmccheckaddress="10.0.0.5:8080")
+    assert _of(bench, signed(made)) == ["PREPARED"]
     assert bench.senders.seen == ["orders default 10.0.0.5:8080"]
+
+
+def test_in_an_unsigned_queue_nobody_says_where_to_ask() -> None:
+    """The center would show its check token there."""
+    bench = Bench()
+    assert _of(bench, letter(1, "prepare", tmccheckaddress="10.0.0.5:8080")) == ["FIELD_INVALID"]
+    assert bench.senders.seen == []
+
+
+def test_a_prepare_that_comes_again_after_its_rollback_needs_nobody() -> None:
+    """Both come again when an acknowledgment was lost. Whoever waits for an answer is told."""
+    bench = Bench()
+    bench.store.perform = _rolled_back  # type: ignore[method-assign]
+    several = [
+        letter(1, "prepare"),
+        replace(letter(2, "prepare"), reply_to="tmc.reply.orders.a"),
+        letter(3, "publish", "j"),
+    ]
+    assert _of(bench, *several) == ["ROLLED_BACK", "ALREADY_ROLLED_BACK", "ALREADY_ROLLED_BACK"]
+
+
+async def _rolled_back(operations: Sequence[Operation]) -> list[Answer]:
+    return [AlreadyRolledBack() for _ in operations]
+
+
+def test_a_held_submit_keeps_its_place_before_a_publish_of_its_topic() -> None:
+    bench = Bench()
+    of_lines = {"topic": "order.lines"}
+
+    async def work() -> None:
+        bench.store.stored.add(ATTEMPT)
+        bench.store.locked = {"a"}
+        bench.intake.arrived([letter(1, "submit", "a", **of_lines)])
+        await _a_while()
+        bench.intake.arrived([letter(2, "publish", "b", tmcorderkey="alice", **of_lines)])
+        bench.now += 10
+        await asyncio.wait_for(_until(lambda: len(bench.store.batches) >= 2), 30)
+        bench.store.locked = set()
+        bench.now += 10
+        await asyncio.wait_for(_until(lambda: len(bench.done) == 2), 30)
+
+    bench.run(work)
+    assert bench.store.batches == [["submit a"], ["submit a"], ["submit a"], ["publish b"]]
+
+
+def test_what_is_held_does_not_keep_decisions_away() -> None:
+    """Prepares above a limit wait for the very decisions that are behind them."""
+    bench = Bench()
+
+    async def work() -> None:
+        bench.store.locked = {f"k{i}" for i in range(400)}
+        bench.intake.arrived([letter(i, "prepare", f"k{i}", os.urandom(16)) for i in range(400)])
+        await _a_while()
+        bench.store.stored.add(ATTEMPT)
+        bench.intake.arrived([letter(400, "submit", "open")])
+        bench.now += 10
+        await asyncio.wait_for(_until(lambda: (400, "COMMITTED") in bench.done), 30)
+
+    bench.run(work)
+    assert bench.done == [(400, "COMMITTED")]
 
 
 def _trust(**fields: object) -> Letter:
