@@ -143,22 +143,22 @@ class RabbitDoor:
 
     def __init__(self, connection: pika.BlockingConnection, app: str, secret: str = "", tag: str = "default") -> None:
         self.queue = queue_of(app, tag)
-        self._secret = bytes.fromhex(secret)
+        self.secret = bytes.fromhex(secret)
         self._connection = connection
         self.channel = connection.channel()
-        self._answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}
         self.channel.basic_consume("amq.rabbitmq.reply-to", self._on_answer, auto_ack=True)
         self.channel.confirm_delivery()
 
     def _on_answer(self, _channel: Any, _method: Any, properties: Any, body: bytes) -> None:
-        self._answers[properties.correlation_id] = answer_of(body)
+        self.answers[properties.correlation_id] = answer_of(body)
 
     def publish(self, step: Step, reply_to: str = "", correlation: str = "") -> None:
         """Publish one step, confirmed by the broker."""
         given = attributes_of(step)
-        if self._secret:
+        if self.secret:
             content = signed(self.queue, given, step.content_type, step.body, step.headers)
-            given["tmcsignature"] = sign(self._secret, content)
+            given["tmcsignature"] = sign(self.secret, content)
         self.publish_raw(given, step, reply_to, correlation)
 
     def publish_raw(self, given: Mapping[str, str], step: Step, reply_to: str = "", correlation: str = "") -> None:
@@ -181,10 +181,10 @@ class RabbitDoor:
     def wait_for(self, names: Sequence[str]) -> list[Answer]:
         def all_there() -> bool:
             self._connection.process_data_events(0.01)
-            return all(name in self._answers for name in names)
+            return all(name in self.answers for name in names)
 
         eventually(all_there)
-        return [self._answers.pop(name) for name in names]
+        return [self.answers.pop(name) for name in names]
 
     def dead(self) -> list[tuple[Any, bytes]]:
         """Take what was refused: properties and bodies."""
@@ -206,7 +206,7 @@ class KafkaDoor:
 
     def __init__(self, bootstrap: str, app: str, secret: str = "", tag: str = "default") -> None:
         self.queue = queue_of(app, tag)
-        self._secret = bytes.fromhex(secret)
+        self.secret = bytes.fromhex(secret)
         self._replies = f"tmc.reply.{app}.tests"
         admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         admin.create_topics([NewTopic(self._replies, 1)])[self._replies].exception(30)
@@ -222,15 +222,15 @@ class KafkaDoor:
             }
         )
         self._consumer.subscribe([self._replies])
-        self._answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}
 
     def publish(self, step: Step, correlation: str = "") -> None:
         given = attributes_of(step)
         if correlation:
             given |= {"tmcreplyto": self._replies, "tmccorrelation": correlation}
-        if self._secret:
+        if self.secret:
             content = signed(self.queue, given, step.content_type, step.body, step.headers)
-            given["tmcsignature"] = sign(self._secret, content)
+            given["tmcsignature"] = sign(self.secret, content)
         headers = [*step.headers.items(), *((f"ce_{name}", text) for name, text in given.items())]
         headers += [("content-type", step.content_type)] if step.content_type else []
         self._producer.produce(
@@ -254,11 +254,11 @@ class KafkaDoor:
             for record in self._consumer.consume(100, 0.01):
                 if record.error() is None:
                     headers = {name: value.decode() for name, value in record.headers() or ()}
-                    self._answers[headers["tmccorrelation"]] = answer_of(record.value())
-            return all(name in self._answers for name in names)
+                    self.answers[headers["tmccorrelation"]] = answer_of(record.value())
+            return all(name in self.answers for name in names)
 
         eventually(all_there)
-        return [self._answers.pop(name) for name in names]
+        return [self.answers.pop(name) for name in names]
 
     def close(self) -> None:
         self._consumer.close()

@@ -570,6 +570,7 @@ _PRIVATE_READS = {
     "tests/integration/server/test_group_commit.py": 1,
     "tests/integration/client/test_hung_server.py": 1,
     "tests/integration/server/test_kafka.py": 1,
+    "tests/support/doors.py": 1,
     "tests/integration/server/test_rabbitmq_outlet.py": 1,
     "tests/integration/client/test_sdk.py": 6,
     "tests/integration/server/test_tls.py": 1,

