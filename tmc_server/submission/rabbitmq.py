@@ -228,7 +228,7 @@ class _Queue:
             self._channel.queue_declare(name, durable=True, arguments=whole, callback=then)
 
     def _on_dead_declared(self, _frame: object) -> None:
-        """What a policy of the broker's takes out of the queue is not lost; what is too much for one is refused, not dropped."""
+        """Declare the queue so that policies lose nothing: what they take out is kept, what is too much is refused."""
         arguments = {
             "x-single-active-consumer": True,
             "x-dead-letter-exchange": "",
