@@ -204,7 +204,7 @@ def decide_each(
     buried: operations whose tombstones are committed. Returns: an outcome for each operation.
     """
     outcomes: dict[Operation, Outcome] = {}
-    meant = {operation: _number_of(tx, operation, operation in buried) for operation in operations}
+    meant = _numbers_of(tx, operations, buried)
     named = sorted({number for number in meant.values() if number is not None})
     rows = {row.id: row for row in tx.rows(tx.sql.lock_messages, ids=named)} if named else {}
     tx.reach("locked")
@@ -318,15 +318,35 @@ def write_decisions(
         _bury(tx, [(row.attempt_id, row.topic_no, row.producer_tag, row.message_key) for row in buried])
 
 
-def _number_of(tx: Transaction, operation: Decide, buried: bool) -> MessageNumber | None:
-    """The number of the message meant. Once its tombstone is committed, wait for a Prepare that is in progress."""
-    if operation.number is not None:
-        return operation.number
-    if buried and not tx.locking_reads_see_inserts:
+def _numbers_of(
+    tx: Transaction, operations: Sequence[Decide], buried: Collection[Operation]
+) -> dict[Decide, MessageNumber | None]:
+    """Return the numbers of the messages that are meant, in the order of the operations."""
+    named = [operation for operation in operations if operation.number is None and operation not in buried]
+    keys: dict[tuple[int, str], list[str]] = {}
+    for operation in named:
+        keys.setdefault((operation.topic.number, operation.producer_tag), []).append(operation.key)
+    found: dict[_Attempt, MessageNumber] = {
+        (row.attempt_id, topic, tag, row.message_key): MessageNumber(row.id)
+        for (topic, tag), several in keys.items()
+        for row in tx.rows(tx.sql.attempts_by_keys, topic=topic, tag=tag, keys=several)
+    }
+    return {
+        operation: operation.number
+        if operation.number is not None
+        else _number_of_buried(tx, operation)
+        if operation in buried
+        else found.get((operation.attempt_id, operation.topic.number, operation.producer_tag, operation.key))
+        for operation in operations
+    }
+
+
+def _number_of_buried(tx: Transaction, operation: Decide) -> MessageNumber | None:
+    """Wait for a Prepare that is in progress: the tombstone of its attempt is committed."""
+    if not tx.locking_reads_see_inserts:
         _wait_for_inserts(tx, operation)
-    statement = tx.sql.by_attempt_waiting if buried else tx.sql.by_attempt
     found = tx.rows(
-        statement,
+        tx.sql.by_attempt_waiting,
         topic=operation.topic.number,
         tag=operation.producer_tag,
         key=operation.key,

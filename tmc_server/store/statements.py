@@ -54,14 +54,23 @@ class ShardStatements:
             by_ids(message.c.message_key, "keys"),
             message.c.live == 1,
         )
-        # topic, tag, key, attempt: one attempt, live or rolled back.
-        self.by_attempt = sa.select(message.c.id).where(
+        # topic, tag, keys: all attempts with these keys, live or rolled back.
+        self.attempts_by_keys = sa.select(message.c.id, message.c.message_key, message.c.attempt_id).where(
             message.c.topic_no == sa.bindparam("topic"),
             message.c.producer_tag == sa.bindparam("tag"),
-            message.c.message_key == sa.bindparam("key"),
-            message.c.attempt_id == sa.bindparam("attempt"),
+            by_ids(message.c.message_key, "keys"),
         )
-        self.by_attempt_waiting = self.by_attempt.with_for_update()
+        # topic, tag, key, attempt: one attempt, live or rolled back; waits for a transaction that works on it.
+        self.by_attempt_waiting = (
+            sa.select(message.c.id)
+            .where(
+                message.c.topic_no == sa.bindparam("topic"),
+                message.c.producer_tag == sa.bindparam("tag"),
+                message.c.message_key == sa.bindparam("key"),
+                message.c.attempt_id == sa.bindparam("attempt"),
+            )
+            .with_for_update()
+        )
         locked = (
             sa.select(
                 message.c.id,

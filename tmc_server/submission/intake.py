@@ -43,7 +43,7 @@ from tmc_server.submission.letters import Letter, Place, Step, authenticate, may
 
 log = EventLog("tmc.submission")
 
-WINDOW = 500
+WINDOW = 1_000
 """Letters that may be here, of one queue or partition."""
 _BATCH = 400
 _BATCH_BYTES = 4 << 20

@@ -28,6 +28,8 @@ log = EventLog("tmc.submission")
 
 _GROUP = "tmc-submission"
 _POLL_S = 0.05
+_FULL_S = 0.002
+_PAUSE_AFTER_S = 1.0
 _COMMIT_S = 1.0
 _PAGE = WINDOW // 2
 _MOST_BYTES = 100_000_000
@@ -45,7 +47,7 @@ OpenIntake = Callable[[Place, Callable[[Sequence[Settled]], None]], Intake]
 class _Reading:
     """A partition that this server reads. open: offsets that are not settled, ascending.  next: the first that was not read.
 
-    committed: as Kafka knows.  is_paused: as many are here as may be.
+    committed: as Kafka knows.  full_since: as many are here as may be, since that second; None: there is room.
     """
 
     topic: str
@@ -55,6 +57,7 @@ class _Reading:
     open: dict[int, None] = field(default_factory=dict)
     next: int = -1
     committed: int = -1
+    full_since: float | None = None
     is_paused: bool = False
 
     @property
@@ -161,7 +164,10 @@ class KafkaReader:
             if not subscribed:
                 self._stopping.wait(_COMMIT_S)
                 continue
-            self._arrived(consumer.consume(_PAGE, _POLL_S))
+            if any(reading.full_since is not None and not reading.is_paused for reading in self._readings.values()):
+                time.sleep(_FULL_S)
+            else:
+                self._arrived(consumer.consume(_PAGE, _POLL_S))
             self._finish(producer)
             producer.poll(0)
             self._pause_and_resume(consumer)
@@ -173,10 +179,16 @@ class KafkaReader:
 
     def _pause_and_resume(self, consumer: Any) -> None:
         for reading in self._readings.values():
-            is_full = len(reading.open) + _PAGE > WINDOW
-            if is_full is not reading.is_paused:
-                (consumer.pause if is_full else consumer.resume)([reading.place()])
-                reading.is_paused = is_full
+            if len(reading.open) + _PAGE <= WINDOW:
+                reading.full_since = None
+                if reading.is_paused:
+                    consumer.resume([reading.place()])
+                    reading.is_paused = False
+            elif reading.full_since is None:
+                reading.full_since = time.monotonic()
+            elif not reading.is_paused and time.monotonic() - reading.full_since > _PAUSE_AFTER_S:
+                consumer.pause([reading.place()])  # the others go on; what was fetched of it is fetched again
+                reading.is_paused = True
 
     def _subscribe(self, consumer: Any, places: Iterable[Place]) -> None:
         topics = [place.queue for place in places]
