@@ -36,6 +36,21 @@ SIGNATURE = "tmcsignature"
 CONTEXT = ("traceparent", "tracestate")
 """The trace that a step belongs to. Source: CloudEvents, Distributed Tracing extension."""
 
+EXTENSIONS = frozenset(
+    {
+        OPERATION,
+        LEDGER_ID,
+        ORDER_KEY,
+        DELAY_MS,
+        CHECK_TARGET,
+        TRANSACTION_MS,
+        CHECK_ADDRESS,
+        CHECK_LEDGER,
+        REPLY_TO,
+        CORRELATION,
+        SIGNATURE,
+    }
+)
 PREPARE, SUBMIT, ROLLBACK, PUBLISH, DESCRIBE = "prepare", "submit", "rollback", "publish", "describe"
 
 

@@ -139,7 +139,10 @@ class Administering:
     async def open_submit_queue(
         self, actor: str, id_: str, tag: str, *, unsigned: bool, replace_newest: bool
     ) -> tuple[SubmitQueue, str, int]:
-        """tag "": default. Returns: the queue, its new secret, time of effect. Raises AppUnknown, RotationOpen, InvalidField."""
+        """tag "": default. Returns: the queue, its new secret, time of effect.
+
+        Raises AppUnknown, RotationOpen, NameTaken, InvalidField.
+        """
         validation.app_id(id_)
         tag = validation.tag(tag) or "default"
         if tag == DEAD:

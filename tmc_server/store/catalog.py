@@ -122,11 +122,12 @@ class CatalogStore(CatalogChanges):
             if row is None:
                 connection.execute(submit_queue.insert().values(**name, secret=secret, created_ms=now))
                 return secret
-            if row.old_secret and not (unsigned or replace_newest):
+            if unsigned is bool(row.secret):
+                raise NameTaken(f"The queue is open, and {'signed' if unsigned else 'not signed'}: close it first.")
+            if row.old_secret and not replace_newest:
                 raise RotationOpen("The queue has two secrets: drop the old one first, or ask to replace the newest.")
-            kept = "" if unsigned else row.old_secret or row.secret
             changed = submit_queue.update().filter_by(**name)
-            connection.execute(changed.values(secret=secret, old_secret=kept))
+            connection.execute(changed.values(secret=secret, old_secret=row.old_secret or row.secret))
             return secret
 
     @repeating

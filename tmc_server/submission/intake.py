@@ -203,7 +203,7 @@ class Intake:
             authenticate(letter, self.place, queue)
             if letter.reply_to and not may_reply_to(letter.reply_to, app.id):
                 raise InvalidField(
-                    wire.REPLY_TO, f"begin with {wire.replies_of(app.id)}, or be {wire.DIRECT_REPLIES} of RabbitMQ"
+                    "reply_to", f"begin with {wire.replies_of(app.id)}, or be {wire.DIRECT_REPLIES} of RabbitMQ"
                 )
             step = step_of(letter, app)
             if step.instance is not None and not queue.secrets:

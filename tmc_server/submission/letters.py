@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tmc_common import submission as wire
 from tmc_common.headers import FORWARD_KEY
-from tmc_common.signatures import verify
+from tmc_common.signatures import key_id, key_id_of, verify
 from tmc_server.domain.catalog import App, SubmitQueue
 from tmc_server.domain.ports.checks import Instance
 from tmc_server.errors import CredentialsInvalid, InvalidField
@@ -86,10 +86,18 @@ def authenticate(letter: Letter, place: Place, queue: SubmitQueue) -> None:
         return
     content = wire.signed(place.queue, letter.attributes, letter.content_type, letter.body, letter.headers)
     signature = letter.attributes.get(wire.SIGNATURE, "")
-    if not any(verify(secret, content, signature) for secret in queue.secrets):
+    if any(verify(secret, content, signature) for secret in queue.secrets):
+        return
+    if not signature:
+        raise CredentialsInvalid(f"{wire.SIGNATURE} is missing: what is in {place.queue} is signed.")
+    if key_id_of(signature) not in {key_id(secret) for secret in queue.secrets}:
         raise CredentialsInvalid(
-            f"{wire.SIGNATURE} is missing, or is not made with a submit secret of {place.queue} over what arrived."
+            f"{wire.SIGNATURE} is not of the form v1=KEY_ID:MAC with a submit secret of {place.queue}."
         )
+    raise CredentialsInvalid(
+        f"{wire.SIGNATURE} names a submit secret of {place.queue}, but does not fit what arrived: compare what you sign with "
+        "the page on submit queues."
+    )
 
 
 def step_of(letter: Letter, app: App) -> Step:
@@ -111,6 +119,10 @@ def _of_cloud_event(letter: Letter) -> Step:
     given = letter.attributes
     if given.get(wire.SPECVERSION) != wire.VERSION:
         raise InvalidField(wire.SPECVERSION, f"be {wire.VERSION}")
+    if any(name.startswith("tmc") and name not in wire.EXTENSIONS for name in given):
+        raise InvalidField(
+            "attributes", "not have names that begin with tmc, other than those of docs/submit-queues.md"
+        )
     operation = given.get(wire.OPERATION, "")
     if operation == wire.DESCRIBE:
         return Step(operation=operation, instance=_instance(given))

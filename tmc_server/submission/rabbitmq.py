@@ -289,7 +289,9 @@ class _Queue:
         tag = next(self._tags)
         properties.message_id = str(tag)
         self._publishing[tag] = published
-        self._channel.basic_publish("", queue, body, properties, mandatory=published.settled.refusal is not None)
+        # RabbitMQ returns what it delivers to direct replies, too.
+        is_vital = published.settled.refusal is not None and not queue.startswith(wire.DIRECT_REPLIES)
+        self._channel.basic_publish("", queue, body, properties, mandatory=is_vital)
 
     def _on_return(self, properties: BasicProperties) -> None:
         """Note that no queue took it; its confirm follows."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from tmc_common.eventlog import EventLog
+from tmc_common.submission import dead_queue_of
 from tmc_server.domain.catalog import App
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import table_index_for
@@ -119,7 +120,6 @@ class Counter:
         own = [topic for topic in catalog.topics.values() if app is not None and topic.owner == app.number]
         named = [topic for topic in own if topic.name == letter.attributes.get("type")]
         for topic in (named or own)[:1]:
-            detail = (
-                f"a message of {place.queue} was refused and is in its .dead queue: {error.reason}: {error.sentence}"
-            )
+            dead = dead_queue_of(place.app)
+            detail = f"a message of {place.queue} was refused and is in {dead}: {error.reason}: {error.sentence}"
             self._raise_alert("submission refused", topic.number, detail, _ALERT_MINUTES)

@@ -115,9 +115,9 @@ def test_answers_go_only_to_the_apps_own_queues(center: RunningCenter, connectio
         channel.queue_declare("tmc.submit.coupons.default", exclusive=True)
         door.publish(_new("publish", "a"), "tmc.submit.coupons.default", "1")
         (properties, _) = eventually(door.dead)[0]
-        assert (properties.headers["tmc-reason"], properties.headers["tmc-error"][:10]) == (
+        assert (properties.headers["tmc-reason"], properties.headers["tmc-error"][:8]) == (
             "FIELD_INVALID",
-            "tmcreplyto",
+            "reply_to",
         )
         door.publish(_new("publish", "b"), mine, "2")
         got = eventually(lambda: channel.basic_get(mine, auto_ack=True)[1:] if _ready(channel, mine) else None)
@@ -136,6 +136,29 @@ def test_a_refusal_that_reaches_nobody_is_kept(center: RunningCenter, connection
     ((properties, _),) = eventually(door.dead)
     assert properties.headers["tmc-reason"] == "FIELD_INVALID"
     assert _found(center, "taken")
+
+
+def test_a_refusal_that_is_answered_is_not_kept(center: RunningCenter, connection: pika.BlockingConnection) -> None:
+    """RabbitMQ returns what it delivers to direct replies, as if nobody had got it."""
+    door = _door(center, connection)
+    assert [answer.outcome for answer in door.send(_new("publish", ""), _new("publish", "a"))] == [
+        "FIELD_INVALID",
+        "COMMITTED",
+    ]
+    assert door.send(_new("publish", "b"))[0].outcome == "COMMITTED"
+    assert door.dead() == []
+
+
+def test_a_queue_is_closed_before_it_changes_its_kind(
+    center: RunningCenter, connection: pika.BlockingConnection
+) -> None:
+    _door(center, connection)
+    refused = center.run_admin("open-submit-queue", "orders", "--unsigned")
+    assert (refused.returncode, "close it first" in refused.stderr) == (1, True)
+    assert center.run_admin("close-submit-queue", "orders", "--reason", "old clients").returncode == 0
+    opened = center.run_admin("open-submit-queue", "orders", "--unsigned")
+    assert (opened.returncode, "secret" in opened.stdout) == (0, False)
+    assert center.run_admin("open-submit-queue", "orders").returncode == 1
 
 
 def test_an_early_submit_finds_its_prepare(center: RunningCenter, connection: pika.BlockingConnection) -> None:
@@ -229,8 +252,11 @@ def test_a_deleted_queue_is_declared_again(center: RunningCenter, connection: pi
     with connection.channel() as channel:
         channel.queue_delete(queue_of("orders", "dead"))
     door.publish(_new("publish", ""))  # its copy is returned: both are declared again, and it comes again
-    eventually(lambda: has_queue(connection, queue_of("orders", "dead")))
-    eventually(door.dead)
+    with connection.channel() as channel:
+        eventually(
+            lambda: has_queue(connection, queue_of("orders", "dead")) and _ready(channel, queue_of("orders", "dead"))
+        )
+    assert len(door.dead()) == 1
 
 
 def test_what_a_policy_takes_out_is_kept(

@@ -30,12 +30,16 @@ PLACE = Place(app="orders", tag="default")
 
 @dataclass
 class Store:
-    """Performer. stored: attempts that were prepared.  trouble: raised for all.  locked: keys that are refused for now."""
+    """Performer. stored: attempts that were prepared.  trouble: raised for all.  locked: keys that are refused for now.
+
+    unstorable: keys that cannot be prepared for now.
+    """
 
     batches: list[list[str]] = field(default_factory=list)
     stored: set[bytes] = field(default_factory=set)
     trouble: TmcError | None = None
     locked: set[str] = field(default_factory=set)
+    unstorable: set[str] = field(default_factory=set)
 
     async def perform(self, operations: Sequence[Operation]) -> list[Answer]:
         self.batches.append([self._name(each) for each in operations])
@@ -56,6 +60,8 @@ class Store:
             return StoreUnavailable()
         message_id = MessageId(1, 1, operation.shard, MessageNumber(1))
         if isinstance(operation, Prepare):
+            if operation.key in self.unstorable:
+                return StoreUnavailable()
             self.stored.add(operation.attempt_id)
             return Stored(message_id=message_id, state=MessageState.PREPARED)
         if operation.attempt_id not in self.stored:
@@ -231,11 +237,14 @@ def test_a_submit_is_held_with_its_prepare() -> None:
     bench = Bench()
 
     async def work() -> None:
-        bench.store.locked = {"k"}
-        bench.intake.arrived([letter(1, "prepare"), letter(2, "submit"), letter(3, "prepare", "j")])
+        bench.store.unstorable = {"k"}
+        bench.intake.arrived([letter(1, "prepare"), letter(2, "submit"), letter(3, "prepare", "j", bytes(16))])
         await _a_while()
         assert bench.done == [(3, "PREPARED")]
-        bench.store.locked = set()
+        bench.now += 60
+        await asyncio.wait_for(_until(lambda: len(bench.store.batches) >= 4), 30)
+        assert bench.done == [(3, "PREPARED")]
+        bench.store.unstorable = set()
         bench.now += 3_600
         await asyncio.wait_for(_until(lambda: len(bench.done) == 3), 30)
 
@@ -467,6 +476,7 @@ def test_all_steps_of_trust_message_are_one_attempt() -> None:
         ("tmctime", "soon"),
         ("tmcledger", "zz"),
         ("tmccheckaddress", "nowhere"),
+        ("tmcdely", "5"),
     ],
 )
 def test_attributes_that_are_none_are_refused(changed: str, value: str) -> None:

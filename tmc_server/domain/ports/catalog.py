@@ -82,7 +82,8 @@ class CatalogEditor(Protocol):
     def open_submit_queue(self, actor: str, id_: str, tag: str, unsigned: bool, replace_newest: bool) -> str:
         """Take messages from this queue, or give it another secret; the one before still works.
 
-        unsigned: no secret, from now on.  Returns: the secret, 32 bytes in hexadecimal.  Raises AppUnknown, RotationOpen.
+        unsigned: it has no secret.  Returns: the secret, 32 bytes in hexadecimal.
+        Raises AppUnknown, RotationOpen; NameTaken: it is open in the other way.
         """
 
     def drop_old_submit_secret(self, actor: str, id_: str, tag: str) -> None:
