@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from tmc_common.signatures import netstring
 
 QUEUES = "tmc.submit"
+EXCHANGE = QUEUES
+"""Of RabbitMQ: it routes APP.TAG to the queue. Its topic permissions limit an app to its own."""
 REPLIES = "tmc.reply"
 DIRECT_REPLIES = "amq.rabbitmq.reply-to"
 """RabbitMQ replaces this name by one that only the connection can read which it comes from."""
@@ -61,6 +63,15 @@ def queue_of(app: str, tag: str) -> str:
     'tmc.submit.orders.prod'
     """
     return f"{QUEUES}.{app}.{tag}"
+
+
+def routing_key_of(app: str, tag: str) -> str:
+    """Return what leads to the queue through EXCHANGE.
+
+    >>> routing_key_of("orders", "prod")
+    'orders.prod'
+    """
+    return f"{app}.{tag}"
 
 
 def dead_queue_of(app: str) -> str:

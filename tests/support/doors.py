@@ -139,10 +139,19 @@ def answer_of(body: bytes) -> Answer:
 
 
 class RabbitDoor:
-    """Answers come to the connection's own direct replies."""
+    """Answers come to the connection's own direct replies. exchange: through which it publishes; "": the default one."""
 
-    def __init__(self, connection: pika.BlockingConnection, app: str, secret: str = "", tag: str = "default") -> None:
+    def __init__(
+        self,
+        connection: pika.BlockingConnection,
+        app: str,
+        secret: str = "",
+        tag: str = "default",
+        exchange: str = "",
+    ) -> None:
         self.queue = queue_of(app, tag)
+        self._exchange = exchange
+        self._key = f"{app}.{tag}" if exchange else self.queue
         self.secret = bytes.fromhex(secret)
         self._connection = connection
         self.channel = connection.channel()
@@ -170,7 +179,7 @@ class RabbitDoor:
             correlation_id=correlation or None,
             delivery_mode=2,
         )
-        self.channel.basic_publish("", self.queue, step.body, properties, mandatory=True)
+        self.channel.basic_publish(self._exchange, self._key, step.body, properties, mandatory=True)
 
     def send(self, *steps: Step) -> list[Answer]:
         names = [uuid.uuid4().hex for _ in steps]

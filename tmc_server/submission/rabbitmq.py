@@ -235,7 +235,18 @@ class _Queue:
             "x-dead-letter-routing-key": wire.dead_queue_of(self.place.app),
             "x-overflow": "reject-publish",
         }
-        self._declare(self.place.queue, arguments, self._on_declared)
+        self._declare(self.place.queue, arguments, self._on_queue_declared)
+
+    def _on_queue_declared(self, _frame: object) -> None:
+        self._declaring = wire.EXCHANGE
+        is_there = wire.EXCHANGE in self._reader.as_they_are
+        self._channel.exchange_declare(
+            wire.EXCHANGE, "topic", durable=True, passive=is_there, callback=self._on_exchange_declared
+        )
+
+    def _on_exchange_declared(self, _frame: object) -> None:
+        key = wire.routing_key_of(self.place.app, self.place.tag)
+        self._channel.queue_bind(self.place.queue, wire.EXCHANGE, key, callback=self._on_declared)
 
     def _on_declared(self, _frame: object) -> None:
         self._declaring = ""
@@ -347,7 +358,7 @@ class _Queue:
         else:
             if self._is_news():
                 log.warning("submit_queue_closed", "%s is opened again and again: %s", self.place.queue, reason)
-            self._reader.as_they_are -= {self.place.queue, wire.dead_queue_of(self.place.app)}  # or it is there no more
+            self._reader.as_they_are.clear()  # or they are there no more
         self._reader.again(self, 0 if differs else _AGAIN_S)
 
     def _ended(self, work: Future[None]) -> None:

@@ -16,6 +16,8 @@ from tests.support.kafka import Kafka
 from tests.support.rabbitmq import RabbitMQ
 from tmc_common.submission import queue_of
 
+pytestmark = pytest.mark.services
+
 PREPARE, SUBMIT = Step(op="prepare"), Step(op="submit")
 ROLLBACK, PUBLISH = Step(op="rollback"), Step(op="publish")
 _FIELDS = {"id": "attempt_id", "tmcdelay": "delay_ms", "tmcledger": "ledger_id", "tmctime": "transaction_time_ms"}

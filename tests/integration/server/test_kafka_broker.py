@@ -21,6 +21,8 @@ from tests.support.kafka import Kafka
 from tmc_common.protocol import types_pb2
 from tmc_common.submission import dead_queue_of, queue_of
 
+pytestmark = pytest.mark.services
+
 
 class Read:
     """Everything in a topic, again and again from its beginning. make: the topic first."""

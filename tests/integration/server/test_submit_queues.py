@@ -20,6 +20,8 @@ from tmc_common.signatures import sign
 from tmc_common.submission import queue_of, signed
 from tmc_server.metrics import METRICS
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def connection(rabbitmq: RabbitMQ) -> Iterator[pika.BlockingConnection]:
@@ -159,6 +161,30 @@ def test_a_queue_is_closed_before_it_changes_its_kind(
     opened = center.run_admin("open-submit-queue", "orders", "--unsigned")
     assert (opened.returncode, "secret" in opened.stdout) == (0, False)
     assert center.run_admin("open-submit-queue", "orders").returncode == 1
+
+
+def test_rights_at_the_exchange_limit_an_app_to_its_own_queue(
+    center: RunningCenter, connection: pika.BlockingConnection, rabbitmq: RabbitMQ
+) -> None:
+    """As docs/submit-queues.md gives them."""
+    secret = _door(center, connection).secret.hex()
+    rabbitmq.control("add_user", "orders", "secret")
+    mine = r"^tmc\.reply\.orders\."
+    rabbitmq.control("set_permissions", "orders", mine, r"^(tmc\.submit|tmc\.reply\.orders\..*)$", mine)
+    rabbitmq.control("set_topic_permissions", "orders", "tmc.submit", r"^orders\.default$", "^$")
+    theirs = pika.BlockingConnection(pika.URLParameters(rabbitmq.url.replace("guest:guest", "orders:secret")))
+    try:
+        door = RabbitDoor(theirs, "orders", secret, exchange="tmc.submit")
+        assert door.send(_new("publish", "through-the-exchange"))[0].outcome == "COMMITTED"
+        other = RabbitDoor(theirs, "coupons", secret, exchange="tmc.submit")
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="ACCESS_REFUSED"):
+            other.publish(_new("publish", "elsewhere"))
+        past = RabbitDoor(theirs, "coupons", secret)
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="ACCESS_REFUSED"):
+            past.publish(_new("publish", "elsewhere"))
+    finally:
+        theirs.close()
+        rabbitmq.control("delete_user", "orders")
 
 
 def test_an_early_submit_finds_its_prepare(center: RunningCenter, connection: pika.BlockingConnection) -> None:
