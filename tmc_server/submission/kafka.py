@@ -288,9 +288,8 @@ class KafkaReader:
     def _delivered(self, producer: Any, outgoing: _Outgoing, error: Any) -> None:
         if error is None or (outgoing.settled.refusal is None and not outgoing.is_buried):
             self._is_keeping = self._is_keeping or outgoing.is_buried
-            outgoing.reading.open.pop(
-                outgoing.settled.letter.number, None
-            )  # of what is stored, only the answer is lost
+            # Of what is stored, only the answer is lost.
+            outgoing.reading.open.pop(outgoing.settled.letter.number, None)
         elif outgoing.is_buried:
             if self._is_keeping:
                 log.warning("submission_not_kept", "Kafka does not take what was refused: %s", error.str())
