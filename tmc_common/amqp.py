@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,7 +97,8 @@ def decoded(buffer: bytes) -> tuple[int, Any]:
     connection, get the same message again, and never end.
     """
     try:
-        return pika.frame.decode_frame(buffer)  # type: ignore[no-any-return]
+        found: tuple[int, Any] = pika.frame.decode_frame(buffer)
+        return found
     except (ValueError, OSError, OverflowError, LookupError, struct.error, InvalidFieldTypeException):
         kind, channel, size = struct.unpack_from(">BHL", buffer)
         if kind != pika.spec.FRAME_HEADER:
@@ -135,3 +136,43 @@ class CorkedConnection(SelectConnection):  # type: ignore[misc]  # the library h
             super()._adapter_emit_data(data)
         else:
             self._held.append(data)
+
+
+class NeverOpened(AMQPConnectionError):  # type: ignore[misc]  # the library has no types
+    """The broker accepted the connection and reset it at once, for which the library raises a ValueError."""
+
+
+def run_connection(
+    parameters: pika.connection.Parameters,
+    ioloop: Any,
+    *,
+    on_open: Callable[[Any], None],
+    on_open_error: Callable[[Any, object], None],
+    on_close: Callable[[Any, object], None],
+) -> None:
+    """Run a CorkedConnection in this thread until its callbacks stop the loop.
+
+    Raises NeverOpened; what a callback raised, once the connection has ended.
+    """
+    opened: list[Any] = []
+
+    def opening(connection: Any) -> None:
+        opened.append(connection)
+        on_open(connection)
+
+    connection = CorkedConnection(
+        parameters,
+        on_open_callback=opening,
+        on_open_error_callback=on_open_error,
+        on_close_callback=on_close,
+        custom_ioloop=ioloop,
+    )
+    try:
+        ioloop.start()
+    except Exception as exc:
+        if not opened and not connection.is_open:
+            raise NeverOpened(str(exc) or type(exc).__name__) from exc
+        if connection.is_open:
+            hang_up(connection)  # nobody would answer its heartbeats
+            ioloop.start()  # until its end was noticed
+        raise

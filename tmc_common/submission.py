@@ -1,4 +1,4 @@
-"""What a message in a submit queue looks like. Center and SDK both use this module; docs/submit-queues.md describes it.
+"""The format of messages in submit queues; docs/submit-queues.md describes it for clients.
 
 A step of a message (prepare, submit, roll back, publish) is a CloudEvent in binary mode: its attributes are headers, its
 data is the body, untouched. Other headers are the message's own.
@@ -14,7 +14,7 @@ from tmc_common.signatures import netstring
 
 QUEUES = "tmc.submit"
 EXCHANGE = QUEUES
-"""Of RabbitMQ: it routes APP.TAG to the queue. Its topic permissions limit an app to its own."""
+"""The exchange of RabbitMQ that routes APP.TAG to the queue. Its topic permissions limit an app to its own."""
 REPLIES = "tmc.reply"
 DIRECT_REPLIES = "amq.rabbitmq.reply-to"
 """RabbitMQ replaces this name by one that only the connection can read which it comes from."""
@@ -23,7 +23,7 @@ DEAD = "dead"
 
 AMQP_PREFIX, KAFKA_PREFIX = "cloudEvents:", "ce_"
 PREFIXES = (AMQP_PREFIX, KAFKA_PREFIX, "cloudEvents_", "ce-")
-"""Of the headers that are attributes. The binding for AMQP allows two, and HTTP's is the usual mistake."""
+"""Headers that begin so are attributes. The binding for AMQP allows two prefixes, and HTTP's is the usual mistake."""
 VERSION = "1.0"
 
 # Attributes of CloudEvents.

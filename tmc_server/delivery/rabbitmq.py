@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import NoFreeChannels
 
-from tmc_common.amqp import CorkedConnection, Nodes, give_up, hang_up
+from tmc_common.amqp import NeverOpened, Nodes, give_up, run_connection
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import FORWARD_KEY
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
@@ -217,7 +217,15 @@ class RabbitOutlet:
         while not self._stopping.is_set():
             loop = IOLoop()
             try:
-                self._connect_once(loop)
+                run_connection(
+                    self._nodes.next(),
+                    loop,
+                    on_open=self._on_open,
+                    on_open_error=self._on_open_error,
+                    on_close=self._on_close,
+                )
+            except NeverOpened as exc:
+                self._note_failure(exc)
             except Exception:  # a fault of ours; a new connection starts from nothing
                 log.exception("publisher_failed", "the publisher failed and connects again")
                 self._failures += 1
@@ -225,26 +233,6 @@ class RabbitOutlet:
             loop.close()
             pause = _RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)]
             self._stopping.wait(pause)
-
-    def _connect_once(self, loop: Any) -> None:
-        connection = CorkedConnection(
-            self._nodes.next(),
-            on_open_callback=self._on_open,
-            on_open_error_callback=self._on_open_error,
-            on_close_callback=self._on_close,
-            custom_ioloop=loop,
-        )
-        try:
-            loop.start()
-        except Exception as exc:
-            if self._connection is None and not connection.is_open:
-                # Never open: the library's ValueError for a broker that accepted and reset at once.
-                self._note_failure(exc)
-                return
-            if connection.is_open:
-                hang_up(connection)  # nobody would answer its heartbeats
-                loop.start()  # until its end was noticed
-            raise
 
     def _on_open(self, connection: Any) -> None:
         if self._stopping.is_set():

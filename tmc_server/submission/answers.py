@@ -1,9 +1,9 @@
-"""What a producer reads about its step: the JSON form of what the RPC would have answered; docs/submit-queues.md."""
+"""Answers to producers: the JSON form of what the RPC would have answered; docs/submit-queues.md."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf import json_format
@@ -11,8 +11,8 @@ from google.protobuf import json_format
 from tmc_server.domain.operations import Stored
 from tmc_server.errors import CredentialsInvalid, TmcError
 from tmc_server.rpc.status import item_error
-from tmc_server.submission.intake import Described, Outcome
-from tmc_server.submission.letters import Letter, may_reply_to
+from tmc_server.submission.intake import Described, Intake, Outcome
+from tmc_server.submission.letters import Letter, Place, may_reply_to
 
 REASON, SENTENCE = "tmc-reason", "tmc-error"
 """Headers of a letter in the queue of what was refused."""
@@ -22,7 +22,7 @@ _SENTENCE_CHARACTERS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What its reader does about a letter. reply: what to send to its `reply_to`; b"": nothing.
+    """A letter that is done, for its reader. reply: what to send to its `reply_to`; b"": nothing.
 
     refusal: why it goes to the queue of what was refused, if the reply reaches nobody, or there is none; None: it was taken.
     """
@@ -36,6 +36,10 @@ class Settled:
         """Return the headers that say why it was refused."""
         assert self.refusal is not None
         return {REASON: self.refusal.reason, SENTENCE: self.refusal.sentence[:_SENTENCE_CHARACTERS]}
+
+
+OpenIntake = Callable[[Place, Callable[[Sequence[Settled]], None]], Intake]
+"""Makes the intake of a queue or partition. Its second argument is called on the loop with what is done."""
 
 
 def settled(app: str, done: Sequence[tuple[Letter, Outcome]]) -> list[Settled]:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tmc_common import submission as wire
 from tmc_common.eventlog import EventLog
@@ -59,6 +59,7 @@ class Described:
     check_token: str
 
 
+Made = TypeVar("Made")
 Outcome = Answer | Described
 Settle = Callable[[Sequence[tuple[Letter, Outcome]]], None]
 """Called on the loop with what is done: its reader answers, acknowledges and forgets it."""
@@ -198,26 +199,24 @@ class Intake:
         return [each for attempt in due for each in self._early.pop(attempt)]
 
     def _opened(self, letter: Letter, app: App, queue: SubmitQueue, now: float) -> _Waiting:
-        waiting = _Waiting(letter=letter, since=now)
-        try:
-            authenticate(letter, self.place, queue)
-            if letter.reply_to and not may_reply_to(letter.reply_to, app.id):
-                raise InvalidField(
-                    "reply_to", f"begin with {wire.replies_of(app.id)}, or be {wire.DIRECT_REPLIES} of RabbitMQ"
-                )
-            step = step_of(letter, app)
-            if step.instance is not None and not queue.secrets:
-                raise InvalidField(
-                    wire.CHECK_ADDRESS, "be left out: in a queue that is not signed anybody could give one"
-                )
-            if step.operation == wire.DESCRIBE and not (queue.secrets and letter.reply_to):
-                raise InvalidField(wire.OPERATION, "be signed, and say where to reply, to be describe")
-            waiting.step = step
-        except TmcError as error:
-            waiting.wrong = error.with_traceback(None)
-        except Exception as exc:  # noqa: BLE001 - one letter must not stop its queue
-            waiting.wrong = _unforeseen(exc)
-        return waiting
+        found = _tried(lambda: self._step_of(letter, app, queue))
+        if isinstance(found, Step):
+            return _Waiting(letter=letter, since=now, step=found)
+        return _Waiting(letter=letter, since=now, wrong=found)
+
+    def _step_of(self, letter: Letter, app: App, queue: SubmitQueue) -> Step:
+        """Raises CredentialsInvalid, InvalidField."""
+        authenticate(letter, self.place, queue)
+        if letter.reply_to and not may_reply_to(letter.reply_to, app.id):
+            raise InvalidField(
+                "reply_to", f"begin with {wire.replies_of(app.id)}, or be {wire.DIRECT_REPLIES} of RabbitMQ"
+            )
+        step = step_of(letter, app)
+        if step.instance is not None and not queue.secrets:
+            raise InvalidField(wire.CHECK_ADDRESS, "be left out: in a queue that is not signed anybody could give one")
+        if step.operation == wire.DESCRIBE and not (queue.secrets and letter.reply_to):
+            raise InvalidField(wire.OPERATION, "be signed, and say where to reply, to be describe")
+        return step
 
     async def _take(self, app: App, batch: list[_Waiting]) -> None:
         """Run a batch, and sort what comes of it."""
@@ -253,15 +252,11 @@ class Intake:
         return found
 
     def _item(self, caller: Caller, waiting: _Waiting) -> Item | Described:
-        if waiting.step is None:
-            assert waiting.wrong is not None
-            return waiting.wrong
-        try:
-            return self._asked(caller, waiting, waiting.step)
-        except TmcError as error:
-            return error.with_traceback(None)
-        except Exception as exc:  # noqa: BLE001 - one letter must not stop its queue
-            return _unforeseen(exc)
+        step = waiting.step
+        if step is not None:
+            return _tried(lambda: self._asked(caller, waiting, step))
+        assert waiting.wrong is not None
+        return waiting.wrong
 
     def _asked(self, caller: Caller, waiting: _Waiting, step: Step) -> Item | Described:
         """Raises what the use cases raise."""
@@ -360,6 +355,16 @@ def _needs_nobody(waiting: _Waiting) -> bool:
 def _is_repeated(outcome: Outcome) -> bool:
     """Return whether it is tried again here. Another attempt with the same key is the producer's own affair."""
     return isinstance(outcome, Retryable) and not isinstance(outcome, KeyInProgress)
+
+
+def _tried(work: Callable[[], Made]) -> Made | TmcError:
+    """Return what it makes, or why that is refused: one letter must not stop its queue, whatever is wrong with it."""
+    try:
+        return work()
+    except TmcError as error:
+        return error.with_traceback(None)
+    except Exception as exc:  # noqa: BLE001 - the edge: logged, and its sender gets a correlation id
+        return _unforeseen(exc)
 
 
 def _unforeseen(exc: Exception) -> TmcError:

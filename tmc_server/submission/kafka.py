@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tmc_common import submission as wire
 from tmc_common.eventlog import EventLog
-from tmc_server.submission.answers import JSON, Settled
+from tmc_server.submission.answers import JSON, OpenIntake, Settled
 from tmc_server.submission.intake import WINDOW, Intake
 from tmc_server.submission.letters import Letter, Place
 
@@ -28,7 +28,7 @@ log = EventLog("tmc.submission")
 
 _GROUP = "tmc-submission"
 _POLL_S = 0.05
-_FULL_S = 0.002
+_FULL_S = 0.005  # or until something is settled; confirms of answers make room too
 _PAUSE_AFTER_S = 1.0
 _COMMIT_S = 1.0
 _PAGE = WINDOW // 2
@@ -38,9 +38,6 @@ _CLOSE_S = 5.0
 _CONTENT_TYPE = "content-type"
 _EXISTS = KafkaError.TOPIC_ALREADY_EXISTS
 _Partition = tuple[str, int]
-
-OpenIntake = Callable[[Place, Callable[[Sequence[Settled]], None]], Intake]
-"""Makes the intake of a partition. Its second argument is called on the loop with what is done."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,6 +86,7 @@ class KafkaReader:
         self._wanted: frozenset[Place] = frozenset()
         self._readings: dict[_Partition, _Reading] = {}
         self._finished: deque[tuple[_Reading, Sequence[Settled]]] = deque()
+        self._settled = threading.Event()  # there is more in _finished
         self._again: deque[tuple[float, _Outgoing]] = deque()  # not taken by Kafka, and when to try again
         self._failures = 0
         self._is_keeping = True  # what was refused is taken
@@ -165,7 +163,8 @@ class KafkaReader:
                 self._stopping.wait(_COMMIT_S)
                 continue
             if any(reading.full_since is not None and not reading.is_paused for reading in self._readings.values()):
-                time.sleep(_FULL_S)
+                self._settled.wait(_FULL_S)
+                self._settled.clear()
             else:
                 self._arrived(consumer.consume(_PAGE, _POLL_S))
             self._finish(producer)
@@ -226,6 +225,7 @@ class KafkaReader:
         def done(settled: Sequence[Settled]) -> None:
             """Take what is done, on the loop."""
             self._finished.append((made[0], settled))
+            self._settled.set()
 
         intake = self._open_intake(place, done)
         work = asyncio.run_coroutine_threadsafe(intake.run(), self._loop)
@@ -322,7 +322,7 @@ class KafkaReader:
         return [reading for reading in found if reading is not None]
 
     def _leave(self, consumer: Any, readings: Sequence[_Reading], producer: Any = None) -> None:
-        """Finish what is under way there, and commit: another server goes on from there.
+        """Finish what is under way there, and commit: another server continues there.
 
         producer: wait for its confirms too.
         """

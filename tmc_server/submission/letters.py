@@ -1,4 +1,4 @@
-"""What was read from a submit queue, and the step of a message that it asks for.
+"""Letters that were read from a submit queue, and the steps of messages that they ask for.
 
 Two formats are understood: CloudEvents in binary mode, see `tmc_common.submission`, and the JSON of TrustMessage.
 """
@@ -28,7 +28,7 @@ _TRUST_MESSAGE = {1: wire.PREPARE, 2: wire.SUBMIT, 3: wire.ROLLBACK}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A submit queue by what its name says: whoever may write there is that app, in that environment."""
+    """A submit queue by its name: everybody who may write there is that app, in that environment."""
 
     app: str
     tag: str
@@ -58,7 +58,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a letter asks for. key, topic "": of `describe`.  The other fields are those of the RPC of that name."""
+    """The operation that a letter asks for. key, topic "": of `describe`.  The other fields are those of the RPC of that name."""
 
     operation: str
     topic: str = ""

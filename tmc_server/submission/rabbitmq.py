@@ -24,11 +24,11 @@ from pika.exceptions import AMQPError
 from pika.spec import Basic
 
 from tmc_common import submission as wire
-from tmc_common.amqp import DAMAGED, CorkedConnection, Nodes, give_up, hang_up
+from tmc_common.amqp import DAMAGED, NeverOpened, Nodes, give_up, run_connection
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import from_wire, to_wire
-from tmc_server.submission.answers import JSON, Settled
-from tmc_server.submission.intake import WINDOW, Intake
+from tmc_server.submission.answers import JSON, OpenIntake, Settled
+from tmc_server.submission.intake import WINDOW
 from tmc_server.submission.letters import Letter, Place
 
 log = EventLog("tmc.submission")
@@ -42,9 +42,6 @@ _SHORT = 255  # bytes of a property, and of a header's name
 _PROPERTIES = 60_000  # bytes of all of them, which are one frame
 _ANY_TIMES = 1_000_000
 """A quorum queue of RabbitMQ 4 gives a message up that came 20 times, as it may while the database is away."""
-
-OpenIntake = Callable[[Place, Callable[[Sequence[Settled]], None]], Intake]
-"""Makes the intake of a queue. Its second argument is called on the loop with what is done."""
 
 
 class RabbitReader:
@@ -98,7 +95,15 @@ class RabbitReader:
         while not self._stopping.is_set():
             ioloop = IOLoop()
             try:
-                self._connect_once(ioloop)
+                run_connection(
+                    self._nodes.next(),
+                    ioloop,
+                    on_open=self._on_open,
+                    on_open_error=self._on_end,
+                    on_close=self._on_end,
+                )
+            except NeverOpened as exc:
+                self._note_failure(exc)
             except Exception:  # a fault of ours; a new connection starts from nothing
                 log.exception("submission_failed", "reading submit queues failed, and begins again")
                 self._failures += 1
@@ -109,25 +114,6 @@ class RabbitReader:
             self._queues.clear()
             ioloop.close()
             self._stopping.wait(_RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)])
-
-    def _connect_once(self, ioloop: Any) -> None:
-        connection = CorkedConnection(
-            self._nodes.next(),
-            on_open_callback=self._on_open,
-            on_open_error_callback=self._on_end,
-            on_close_callback=self._on_end,
-            custom_ioloop=ioloop,
-        )
-        try:
-            ioloop.start()
-        except Exception as exc:
-            if self._connection is None and not connection.is_open:
-                self._note_failure(exc)  # the library's ValueError for a broker that accepted and reset at once
-                return
-            if connection.is_open:
-                hang_up(connection)
-                ioloop.start()  # until its end was noticed
-            raise
 
     def _on_open(self, connection: Any) -> None:
         if self._stopping.is_set():

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.services
 PREPARE, SUBMIT = Step(op="prepare"), Step(op="submit")
 ROLLBACK, PUBLISH = Step(op="rollback"), Step(op="publish")
 _FIELDS = {"id": "attempt_id", "tmcdelay": "delay_ms", "tmcledger": "ledger_id", "tmctime": "transaction_time_ms"}
-"""What the attributes of queues are called in the protos."""
+"""Names in the protos of attributes of queues."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Forwarding to Kafka, against the mock cluster inside librdkafka, which fails as told. test_kafka_broker.py has a real one."""
+"""Forwarding to Kafka, on the mock cluster inside librdkafka, which fails on request; test_kafka_broker.py has a real one."""
 
 from __future__ import annotations
 

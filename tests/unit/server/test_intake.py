@@ -1,4 +1,4 @@
-"""Intakes of submit queues over a store that answers as told, on the manual clock."""
+"""Intakes of submit queues over a store that fails on request, on the manual clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACE = Place(app="orders", tag="default")
 class Store:
     """Performer. stored: attempts that were prepared.  trouble: raised for all.  locked: keys that are refused for now.
 
-    unstorable: keys that cannot be prepared for now.
+    unstorable: keys that cannot be prepared for now.  refusal: the answer to each operation.
     """
 
     batches: list[list[str]] = field(default_factory=list)
@@ -40,6 +40,7 @@ class Store:
     trouble: TmcError | None = None
     locked: set[str] = field(default_factory=set)
     unstorable: set[str] = field(default_factory=set)
+    refusal: TmcError | None = None
 
     async def perform(self, operations: Sequence[Operation]) -> list[Answer]:
         self.batches.append([self._name(each) for each in operations])
@@ -56,6 +57,8 @@ class Store:
 
     def _answer(self, operation: Operation) -> Answer:
         assert isinstance(operation, Prepare | Decide)
+        if self.refusal is not None:
+            return self.refusal
         if operation.key in self.locked:
             return StoreUnavailable()
         message_id = MessageId(1, 1, operation.shard, MessageNumber(1))
@@ -169,7 +172,7 @@ def signed(one: Letter, secret: bytes = SECRET) -> Letter:
 
 
 def _of(bench: Bench, *letters: Letter) -> list[str]:
-    """What became of letters that arrive together."""
+    """Return what became of letters that arrive together."""
 
     async def work() -> None:
         bench.intake.arrived(letters)
@@ -316,12 +319,8 @@ def test_what_is_above_the_apps_rate_waits() -> None:
 
 def test_another_attempt_with_the_same_key_is_answered() -> None:
     bench = Bench()
-    bench.store.perform = _refuse_all  # type: ignore[method-assign]
+    bench.store.refusal = KeyInProgress()
     assert _of(bench, letter(1, "prepare")) == ["KEY_IN_PROGRESS"]
-
-
-async def _refuse_all(operations: Sequence[Operation]) -> list[Answer]:
-    return [KeyInProgress() for _ in operations]
 
 
 @pytest.mark.parametrize(
@@ -375,19 +374,15 @@ def test_in_an_unsigned_queue_nobody_says_where_to_ask() -> None:
 
 
 def test_a_prepare_that_comes_again_after_its_rollback_needs_nobody() -> None:
-    """Both come again when an acknowledgment was lost. Whoever waits for an answer is told."""
+    """Both come again when an acknowledgment was lost. A sender that waits for an answer gets it."""
     bench = Bench()
-    bench.store.perform = _rolled_back  # type: ignore[method-assign]
+    bench.store.refusal = AlreadyRolledBack()
     several = [
         letter(1, "prepare"),
         replace(letter(2, "prepare"), reply_to="tmc.reply.orders.a"),
         letter(3, "publish", "j"),
     ]
     assert _of(bench, *several) == ["ROLLED_BACK", "ALREADY_ROLLED_BACK", "ALREADY_ROLLED_BACK"]
-
-
-async def _rolled_back(operations: Sequence[Operation]) -> list[Answer]:
-    return [AlreadyRolledBack() for _ in operations]
 
 
 def test_a_held_submit_keeps_its_place_before_a_publish_of_its_topic() -> None:
