@@ -28,7 +28,7 @@ from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.store.engines import Database
-from tmc_server.store.tables import shard_tables
+from tmc_server.store.tables import shard_tables, tombstone
 
 TMC = str(Path(sys.executable).parent / "tmc")
 ROOT = Path(__file__).parents[2]
@@ -228,6 +228,19 @@ class Cluster:
             with self._readers[shard * len(self._readers) // 32].reading() as connection:
                 for state, count in connection.execute(query):
                     found[MessageState(state).name] += count
+        return found
+
+    def rolled_back(self) -> set[str]:
+        """Return the keys of what was rolled back: messages, and attempts whose rollback came before their prepare."""
+        found: set[str] = set()
+        for shard in range(32):
+            table = shard_tables(shard).message
+            query = sa.select(table.c.message_key).where(table.c.state == MessageState.ROLLED_BACK)
+            with self._readers[shard * len(self._readers) // 32].reading() as connection:
+                found.update(connection.scalars(query))
+        for reader in self._readers:
+            with reader.reading() as connection:
+                found.update(connection.scalars(sa.select(tombstone.c.message_key)))
         return found
 
     def rows(self, subscription: int) -> list[Any]:
