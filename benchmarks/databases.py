@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.cpu import seconds_of
-from benchmarks.lifecycle import Ledgers, run
+from benchmarks.lifecycle import PARTS, Ledgers, run
 from tests.support.cluster import KINDS, Cluster, Kind
 from tests.support.eventually import eventually
 
@@ -28,23 +28,13 @@ class Side:
         made = self.cluster.subscribe("bench.paid", "coupons", topic_settings={"open_limit": 10_000_000})
         self.cluster.in_effect(made)
         self.rates: dict[str, list[float]] = {mode: [] for mode in MODES}
-        self.cpu_us: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-
-    def _cpu_seconds(self) -> dict[str, float]:
-        database = self.cluster.databases[0].process
-        assert database is not None
-        return {
-            "server": seconds_of([self.cluster.servers[0].pid]),
-            "database": seconds_of([database.pid]),
-            "broker": seconds_of([self.cluster.broker.process.pid]),
-        }
+        self.cpu_us: dict[str, list[Mapping[str, float]]] = {mode: [] for mode in MODES}
 
     def run(self, mode: str, count: int, ledgers: Ledgers) -> None:
         name, processes, threads = MODES[mode]
-        before = self._cpu_seconds()
-        self.rates[mode].append(run(self.cluster, name, processes, threads, count, ledgers))
-        after = self._cpu_seconds()
-        self.cpu_us[mode].append({part: (after[part] - before[part]) / count * 1e6 for part in after})
+        lives = run(self.cluster, name, processes, threads, count, ledgers)
+        self.rates[mode].append(lives.per_s)
+        self.cpu_us[mode].append(lives.cpu_us)
 
     def unacked(self) -> int:
         eventually(lambda: set(self.cluster.consumptions()) == {"ACKED"}, seconds=30)
@@ -80,7 +70,7 @@ def main() -> None:
     for kind, side in sides.items():
         for mode in MODES:
             result[f"{kind}_{mode}_per_s"] = round(statistics.median(side.rates[mode]))
-            for part in ("server", "database", "broker"):
+            for part in PARTS:
                 result[f"{kind}_{mode}_{part}_us"] = round(statistics.median(each[part] for each in side.cpu_us[mode]))
     result |= {
         "lost": ledgers.lost,

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
@@ -40,10 +41,17 @@ def _order_key(*numbers: int) -> str:
     return f"key-{(caller * 7919 + number) % ORDER_KEYS}" if ORDER_KEYS else ""
 
 
-def _started() -> float:
+class Began(NamedTuple):
+    """Seconds of the monotonic clock, and of CPU that were used before."""
+
+    at: float
+    cpu_s: float
+
+
+def _started() -> Began:
     print("ready", flush=True)
     sys.stdin.readline()
-    return time.monotonic()
+    return Began(time.monotonic(), time.process_time())
 
 
 def produce(address: str, key: str, name: str, threads: str, count: str, folder: str) -> None:
@@ -76,7 +84,7 @@ def tasks(address: str, key: str, name: str, callers: str, count: str, folder: s
             await face.submit(prepared, timeout=LIMIT)
             committed.append(message)
 
-    async def main() -> float:
+    async def main() -> Began:
         face = tmc.aio.connect(address, app="orders", key=key)
         began = _started()
         await asyncio.gather(*(work(face, task) for task in range(int(callers))))
@@ -126,11 +134,11 @@ def _run(work, threads: int, committed: list[str], path: str) -> None:
     _report(began, committed, path)
 
 
-def _report(began: float, committed: list[str], path: str) -> None:
-    ended = time.monotonic()
+def _report(began: Began, committed: list[str], path: str) -> None:
+    cpu_s = time.process_time() - began.cpu_s
     with open(path, "w") as file:
         file.write("\n".join(committed))
-    print(json.dumps({"began": began, "ended": ended, "cpu_s": time.process_time()}), flush=True)
+    print(json.dumps({"began": began.at, "cpu_s": cpu_s}), flush=True)
 
 
 def consume(address: str, key: str, count: str, folder: str) -> None:
@@ -149,13 +157,13 @@ def consume(address: str, key: str, count: str, folder: str) -> None:
             done.set()
 
     with consumer:
-        _started()
+        began = _started()
         done.wait(600)
         consumer.stop()  # acks are stored when it returns
-        ended = time.monotonic()
+        ended, cpu_s = time.monotonic(), time.process_time() - began.cpu_s
     with open(f"{folder}/handled", "w") as file:
         file.write("\n".join(f"{name} {times}" for name, times in handled.items()))
-    print(json.dumps({"ended": ended, "cpu_s": time.process_time()}), flush=True)
+    print(json.dumps({"ended": ended, "cpu_s": cpu_s}), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import floor, handrolled
+from benchmarks.cpu import seconds_of
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
 
@@ -39,10 +43,30 @@ class Ledgers:
         self.duplicates += sum(int(times) - 1 for times in handled.values())
 
 
+@dataclass(frozen=True)
+class Lives:
+    """per_s: full lives per second.  cpu_us: CPU microseconds per message by part, PARTS."""
+
+    per_s: float
+    cpu_us: Mapping[str, float]
+
+
+PARTS = ("server", "database", "broker", "callers", "consumer")
+
+
+def _of_center(cluster: Cluster) -> dict[str, float]:
+    """Return CPU seconds by part."""
+    return {
+        "server": seconds_of(server.pid for server in cluster.servers),
+        "database": seconds_of(database.process.pid for database in cluster.databases if database.process is not None),
+        "broker": seconds_of([cluster.broker.process.pid]),
+    }
+
+
 def run(
     cluster: Cluster, mode: str, processes: int, threads: int, count: int, ledgers: Ledgers, **settings: str
-) -> float:
-    """Full lives per second. settings: BENCH_ variables of the processes, see benchmarks/life.py."""
+) -> Lives:
+    """Live that many lives. settings: BENCH_ variables of the processes, see benchmarks/life.py."""
     folder = Path(tempfile.mkdtemp(prefix="tmc-life-"))
     count = count // (processes * threads) * processes * threads
     address = cluster.servers[0].address
@@ -71,12 +95,19 @@ def run(
     ]
     for process in started:
         assert process.stdout.readline() == "ready\n"
+    before = _of_center(cluster)
     for process in started:
         process.stdin.write("go\n")
         process.stdin.flush()
     consumer, *producers = [json.loads(process.communicate()[0]) for process in started]
+    after = _of_center(cluster)
     ledgers.compare(folder)
-    return count / (consumer["ended"] - min(producer["began"] for producer in producers))
+    cpu_s = {part: after[part] - before[part] for part in after}
+    cpu_s |= {"callers": sum(producer["cpu_s"] for producer in producers), "consumer": consumer["cpu_s"]}
+    return Lives(
+        per_s=count / (consumer["ended"] - min(producer["began"] for producer in producers)),
+        cpu_us={part: seconds / count * 1e6 for part, seconds in cpu_s.items()},
+    )
 
 
 def main() -> None:
@@ -85,49 +116,64 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--spread", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=[], metavar="SIDE", help="such as floor, batched, async_256")
     options = parser.parse_args()
     ledgers = Ledgers()
     rounds: list[dict[str, float]] = []
-    with Cluster(lease_seconds=10, pool_mb=1024) as cluster:
+    cpu_us: dict[str, list[Mapping[str, float]]] = {}
+    part = options.messages // options.rounds
+    with Cluster(lease_seconds=10, pool_mb=1024, own_broker=True) as cluster:
         server, broker = cluster.databases[0], cluster.broker
         cluster.register("orders", "coupons")
         topic_settings = {"spread": options.spread, "open_limit": 10_000_000}
         cluster.in_effect(cluster.subscribe("bench.paid", "coupons", topic_settings=topic_settings))
         run(cluster, "batches", 2, 8, 4000, ledgers)  # warm up
-        part = options.messages // options.rounds
+
+        def lives(name: str, *shape: int) -> Callable[[], float]:
+            def measure() -> float:
+                mode = {"single": "produce", "async": "tasks", "batched": "batches"}[name.split("_")[0]]
+                made = run(cluster, mode, *shape, ledgers)
+                cpu_us.setdefault(name, []).append(made.cpu_us)
+                return made.per_s
+
+            return measure
+
+        sides: dict[str, Callable[[], float]] = {
+            "floor": lambda: floor.messages_per_s(server, 3),
+            "single_256": lives("single_256", 4, 64, part),
+            "async_256": lives("async_256", 4, 64, part),
+            "handrolled_naive": lambda: handrolled.messages_per_s(server, broker, 2000, batched=False),
+            "batched": lives("batched", 2, 8, part),
+            "handrolled_batched": lambda: handrolled.messages_per_s(server, broker, 20_000, batched=True),
+            "single_64": lives("single_64", 1, 64, part // 4),
+            "single_1": lives("single_1", 1, 1, 400),
+        }
         for _ in range(options.rounds):
             rounds.append(
-                {
-                    "floor": floor.messages_per_s(server, 3),
-                    "single_256": run(cluster, "produce", 4, 64, part, ledgers),
-                    "async_256": run(cluster, "tasks", 4, 64, part, ledgers),
-                    "handrolled_naive": handrolled.messages_per_s(server, broker, 2000, batched=False),
-                    "batched": run(cluster, "batches", 2, 8, part, ledgers),
-                    "handrolled_batched": handrolled.messages_per_s(server, broker, 20_000, batched=True),
-                    "single_64": run(cluster, "produce", 1, 64, part // 4, ledgers),
-                    "single_1": run(cluster, "produce", 1, 1, 400, ledgers),
-                }
+                {name: measure() for name, measure in sides.items() if name in options.only or not options.only}
             )
         eventually(lambda: set(cluster.consumptions()) == {"ACKED"}, seconds=30)
         unacked = sum(count for state, count in cluster.consumptions().items() if state != "ACKED")
         memory_mb = cluster.servers[0].rss_mb()
+    found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
-    def middle(value: str, over: str | None = None) -> float:
-        return statistics.median(r[value] / (r[over] if over else 1) for r in rounds)
+    def ratio(value: str, over: str) -> float | None:
+        if value not in found or over not in found:
+            return None
+        return round(statistics.median(each[value] / each[over] for each in rounds), 3)
 
-    result = {
-        "ratio_to_floor": round(middle("single_256", "floor"), 3),
-        "async_ratio_to_floor": round(middle("async_256", "floor"), 3),
-        "ratio_to_handrolled_naive": round(middle("single_256", "handrolled_naive"), 2),
-        "batched_ratio_to_floor": round(middle("batched", "floor"), 3),
-        "messages_per_s": round(middle("single_256")),
-        "async_messages_per_s": round(middle("async_256")),
-        "floor_messages_per_s": round(middle("floor")),
-        "batched_messages_per_s": round(middle("batched")),
-        "handrolled_naive_per_s": round(middle("handrolled_naive")),
-        "handrolled_batched_per_s": round(middle("handrolled_batched")),
-        "single_64_messages_per_s": round(middle("single_64")),
-        "single_1_messages_per_s": round(middle("single_1")),
+    result: dict[str, Any] = {
+        "ratio_to_floor": ratio("single_256", "floor"),
+        "async_ratio_to_floor": ratio("async_256", "floor"),
+        "batched_ratio_to_floor": ratio("batched", "floor"),
+        "ratio_to_handrolled_naive": ratio("single_256", "handrolled_naive"),
+        **{f"{name}_per_s": round(value) for name, value in found.items()},
+    }
+    for name, several in cpu_us.items():
+        of_each = {part: [each[part] for each in several] for part in PARTS}
+        of_each["clients"] = [each["callers"] + each["consumer"] for each in several]
+        result |= {f"{part}_us_{name}": round(statistics.median(values)) for part, values in of_each.items()}
+    result |= {
         "lost": ledgers.lost,
         "invented": ledgers.invented,
         "duplicate_effects": ledgers.duplicates,

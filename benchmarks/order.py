@@ -62,7 +62,7 @@ def main() -> None:
         for number in range(options.rounds + 1):
             for side, (topic, _settings, keys) in sides.items():
                 variables = {"BENCH_TOPIC": topic, "BENCH_ORDER_KEYS": keys}
-                rate = run(cluster, "batches", 2, 8, options.messages, ledgers, **variables)
+                rate = run(cluster, "batches", 2, 8, options.messages, ledgers, **variables).per_s
                 if number:  # the first round warms up
                     rates[side].append(rate)
                 print(f"{side}: {rate:,.0f}/s", file=sys.stderr)
