@@ -182,7 +182,7 @@ LIBRARIES = {
     "starlette": {"tmc_console"},
     "uvicorn": {"tmc_console"},
     "matplotlib": {"tmc_pipeline"},
-    "msgspec": {"tmc_client"},
+    "msgspec": {"tmc_client", "tmc_server.domain", "tmc_server.store"},
     "opentelemetry": {"tmc_common"},
     "pika": {"tmc_common", "tmc_client", "tmc_server.config", "tmc_server.delivery", "tmc_server.submission"},
     "prometheus_client": {
@@ -318,6 +318,7 @@ _OF_THE_DOMAIN = {
     "hashlib",
     "ipaddress",
     "json",
+    "msgspec",  # records of the hot path
     "re",
     "threading",
     "typing",
@@ -512,12 +513,12 @@ class _Record:
 
 
 def _records() -> Iterator[tuple[str, str, _Record]]:
-    """Module, name and fields of each dataclass and named tuple."""
+    """Module, name and fields of each dataclass, struct and named tuple."""
     for module, path in _modules():
         for made in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
-            options = " ".join(ast.unparse(each) for each in made.decorator_list)
+            options = " ".join(ast.unparse(each) for each in [*made.decorator_list, *made.keywords])
             bases = tuple(ast.unparse(base) for base in made.bases)
-            if "dataclass" in options or "NamedTuple" in bases:
+            if "dataclass" in options or "frozen" in options or "NamedTuple" in bases:
                 fields = [each for each in made.body if isinstance(each, ast.AnnAssign)]
                 markers = [ast.unparse(each.annotation) for each in fields]
                 fields = fields[: markers.index("KW_ONLY")] if "KW_ONLY" in markers else fields

@@ -10,9 +10,12 @@ it is valid for every copy, and final.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tmc_server.domain.numbers import ANSWERED, NO_ATTEMPT, NO_RUN, Attempt, MessageNumber, RunNumber, Shard
 from tmc_server.domain.retry import RetryPolicy
@@ -27,6 +30,8 @@ class ConsumptionState(IntEnum):
     FAILED = 3  #: attempts used up, or rejected; a human was alerted
     CANCELLED = 4  #: an operator cancelled it, or the subscription was removed
     WAITING = 5  #: an earlier message of its order key is still open
+
+    __hash__ = int.__hash__  # the enum's own is written in Python, and states are keys on the hot path
 
 
 def is_open(state: ConsumptionState) -> bool:
@@ -62,6 +67,8 @@ class ConsumptionEvent(Enum):
     HOLD = "redelivering, copy waits"
     REACTIVATE = "ReactivateConsumption"
     HURRY = "DeliverNow"
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,7 @@ def sources(event: ConsumptionEvent) -> tuple[ConsumptionState, ...]:
     return tuple(state for state, caused_by in TRANSITIONS if caused_by is event and state is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """What a decision needs to know of a consumption, and what it may change.
 
     begun: the run of a handler that began the current attempt; ANSWERED: it was nacked or taken back.
@@ -118,8 +124,7 @@ class Row:
     begun: RunNumber = NO_RUN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(Struct, frozen=True, kw_only=True):
     """What a retry policy needs to know of a row beside its tries. since_ms: when its first attempt could be made."""
 
     number: MessageNumber

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tmc_server.domain.numbers import MessageNumber, Shard
 from tmc_server.domain.placement import SHARDS
@@ -25,8 +26,7 @@ _PER_MS = 4096
 _ID = re.compile(r"([0-9]{1,10})-([0-9]{1,10})-([0-9]{2})-([0-9]{1,19})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageId:
+class MessageId(Struct, frozen=True):
     """A message id taken apart. Comes from callers: what it claims is compared with the row before anything changes."""
 
     topic: int

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import assert_never
 
+from msgspec import Struct
+
 from tmc_common.headers import is_context
 from tmc_server.errors import AlreadyCommitted, AlreadyRolledBack, TmcError
 
@@ -23,6 +25,8 @@ class MessageState(IntEnum):
     ROLLED_BACK = 3  #: forgotten, its key is free again
     CHECK_FAILED = 4  #: asked as often as allowed, and nobody knew: a human decides
 
+    __hash__ = int.__hash__  # the enum's own is written in Python, and states are keys on the hot path
+
 
 class MessageEvent(Enum):
     """What can happen to a message, named by the call that causes it."""
@@ -33,6 +37,8 @@ class MessageEvent(Enum):
     ROLLBACK = "Rollback"
     EXHAUST = "checking, limit"
     REACTIVATE = "ReactivateCheck"
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,7 @@ def sources(event: MessageEvent) -> tuple[MessageState, ...]:
     return tuple(state for state, caused_by in TRANSITIONS if caused_by is event and state is not None)
 
 
-@dataclass(frozen=True)
-class Decided:
+class Decided(Struct, frozen=True):
     """The outcome of a submit or rollback: the state afterwards, and whether a row has to change for it."""
 
     state: MessageState

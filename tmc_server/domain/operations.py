@@ -4,12 +4,17 @@ An operation never changes. Answers travel beside the operations, in a list of t
 
 Prepare, submit, rollback and ack are idempotent: repeated after an uncertain commit, they find their own work and
 give the same answer. Operations on one attempt are guarded by its number: repeated, they may answer "done already".
+
+A message crosses the center as a dozen records. Those of the hot path are msgspec's: made in a tenth of the time of a
+frozen dataclass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tmc_server.domain.catalog import Topic
 from tmc_server.domain.consumption import ConsumptionState
@@ -28,8 +33,7 @@ from tmc_server.domain.retry import RetryPolicy
 from tmc_server.errors import TmcError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(Struct, frozen=True, kw_only=True, eq=False):
     """The answer to prepare, publish, submit and rollback. message_id None: a rollback of what was never stored.
 
     changed False: the message was in this state before.
@@ -37,14 +41,20 @@ class Stored:
 
     message_id: MessageId | None
     state: MessageState
-    changed: bool = field(default=True, compare=False)
+    changed: bool = True
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what the caller is told: a repetition gets the same answer."""
+        return isinstance(other, Stored) and (self.message_id, self.state) == (other.message_id, other.state)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True, eq=False):
     """The answer to any operation on a consumption. subscription: whose row it was, of all numbers of its name."""
 
-    subscription: SubscriptionNumber = field(compare=False)
+    subscription: SubscriptionNumber
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Done)
 
 
 Answer = Stored | Done | TmcError
@@ -53,8 +63,7 @@ THE_CENTER = 0
 """The app number of the center's own operations."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Operation:
+class Operation(Struct, frozen=True, eq=False, kw_only=True):
     """The base; two operations are never equal.
 
     shard: where its row is.  app: number of the app that asked; its operations wait in a line of their own.
@@ -69,8 +78,7 @@ class Operation:
         return 100
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Prepare(Operation):
+class Prepare(Operation, frozen=True, eq=False, kw_only=True):
     """Insert a message of the app that asked. publish: COMMITTED at once, with consumption rows.
 
     transaction_time_ms: of this message, if it is longer than its topic's.
@@ -101,8 +109,7 @@ class Prepare(Operation):
         return 1000 + len(self.body) + sum(len(name) + len(text) for name, text in self.headers.items())
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Decide(Operation):
+class Decide(Operation, frozen=True, eq=False, kw_only=True):
     """Submit (commit=True) or roll back one message, by number or by key and attempt id.
 
     only_this_tag: by number too, messages of other environments are unknown.
@@ -117,23 +124,20 @@ class Decide(Operation):
     only_this_tag: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Consume(Operation):
+class Consume(Operation, frozen=True, eq=False, kw_only=True):
     """The base of everything about one consumption."""
 
     number: MessageNumber
     subscription: SubscriptionNumber
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Ack(Consume):
+class Ack(Consume, frozen=True, eq=False, kw_only=True):
     """The effect is done. attempt: of the copy that was handled, 0: not known."""
 
     attempt: Attempt = NO_ATTEMPT
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Nack(Consume):
+class Nack(Consume, frozen=True, eq=False, kw_only=True):
     """The handler failed, or with retry_after_ms it postpones the message, which does not count.
 
     hangs: the handler ran longer than its consumer allows; the owner is alerted.
@@ -147,8 +151,7 @@ class Nack(Consume):
     hangs: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Extend(Consume):
+class Extend(Consume, frozen=True, eq=False, kw_only=True):
     """The consumer needs longer. run: the run of a handler that has begun; NO_RUN: the copy waits for a free one."""
 
     attempt: Attempt
@@ -156,8 +159,7 @@ class Extend(Consume):
     run: RunNumber = NO_RUN
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class GiveBack(Consume):
+class GiveBack(Consume, frozen=True, eq=False, kw_only=True):
     """No handler began the copy: it never reached a consumer, or that consumer stops."""
 
     attempt: Attempt
@@ -172,8 +174,7 @@ class Selected:
     as_of_ms: int
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ByOperator(Consume):
+class ByOperator(Consume, frozen=True, eq=False, kw_only=True):
     """The base of what operators do about one consumption; audited. selected: of a bulk job, whose items are its record.
 
     origin: where the call came from; "": it is the work of a bulk job.
@@ -185,16 +186,13 @@ class ByOperator(Consume):
     selected: Selected | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Reactivate(ByOperator):
+class Reactivate(ByOperator, frozen=True, eq=False, kw_only=True):
     """A failed delivery is tried again."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DeliverNow(ByOperator):
+class DeliverNow(ByOperator, frozen=True, eq=False, kw_only=True):
     """A scheduled delivery does not wait for its due time."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Cancel(ByOperator):
+class Cancel(ByOperator, frozen=True, eq=False, kw_only=True):
     """A delivery is given up for good."""

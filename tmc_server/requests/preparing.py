@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tmc_common import fields
 from tmc_common.headers import ORDER_KEY, context_of, fitting
 from tmc_server.domain.catalog import Topic
 from tmc_server.domain.ids import IdGenerator
@@ -75,13 +76,16 @@ class Preparing:
 
         Raises InvalidField, TopicUnknown, OpenLimit, UnackedLimit, NoIdentity.
         """
-        validation.topic(topic)
-        validation.key(key)
-        validation.attempt_id(attempt_id)
-        validation.body(body, self._body_bytes)
-        validation.content_type(content_type)
-        validation.delay_ms(delay_ms)
-        validation.between(transaction_time_ms, "transaction_time_ms", 0, DAY_MS)
+        try:  # once: this is the hot path
+            fields.topic(topic)
+            fields.key(key)
+            validation.attempt_id(attempt_id)
+            fields.body(body, self._body_bytes)
+            fields.content_type(content_type)
+            fields.delay_ms(delay_ms)
+            fields.between(transaction_time_ms, "transaction_time_ms", 0, DAY_MS)
+        except fields.FieldInvalid as exc:
+            raise validation.refused(exc) from None
         content_type = content_type or "application/octet-stream"
         operator = caller.operator
         if operator is not None and not operator.covers(topic):

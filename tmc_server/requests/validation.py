@@ -33,20 +33,21 @@ def _refusing(rule: Callable[Given, Value]) -> Callable[Given, Value]:
         try:
             return rule(*args, **kwargs)
         except fields.FieldInvalid as exc:
-            raise InvalidField(exc.field, exc.rule) from None
+            raise refused(exc) from None
 
     return apply
+
+
+def refused(exc: fields.FieldInvalid) -> InvalidField:
+    return InvalidField(exc.field, exc.rule)
 
 
 topic = _refusing(fields.topic)
 key = _refusing(fields.key)
 producers_key = _refusing(fields.producers_key)
 line = _refusing(fields.line)
-content_type = _refusing(fields.content_type)
-body = _refusing(fields.body)
 headers = _refusing(fields.headers)
 between = _refusing(fields.between)
-delay_ms = _refusing(fields.delay_ms)
 
 
 def app_id(value: str, field: str = "id") -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import SEQUENCE
@@ -22,8 +23,7 @@ def parse_headers(stored: str | None) -> dict[str, str]:
     return dict(json.loads(stored)) if stored else {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submitted(Struct, frozen=True, kw_only=True):
     """A submitted message, with what its copies carry."""
 
     number: MessageNumber

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec import structs
 
 from tests.support.store import DONE, POLICY, StoreUnderTest
 from tmc_server.archives.folder import ArchiveFolder
@@ -222,7 +223,7 @@ def test_two_subscribers_one_of_them_late(kept: Kept) -> None:
     kept.archive("r1", [number])
     kept.sweep(by_age=True)
     assert kept.left() == [number]  # the second one has not acked
-    assert store.perform(replace(store.ack_of(number), subscription=late.number)) == [DONE]
+    assert store.perform(structs.replace(store.ack_of(number), subscription=late.number)) == [DONE]
     kept.sweep(by_age=True)
     assert kept.left() == [number]  # it was closed just now
     store.clock.advance(DAY_MS / 1000 + 1)

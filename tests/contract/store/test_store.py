@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.store import DONE, INCARNATION, POLICY, StoreUnderTest
 from tmc_server.domain.catalog import NewApp
@@ -159,7 +160,7 @@ class TestDeciding:
     def test_a_number_with_a_foreign_topic_is_unknown(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
         mine = replace(store.topic, number=99, name="mine", table_index=5)
-        forged = replace(store.submit_of(operation.number), topic=mine)
+        forged = structs.replace(store.submit_of(operation.number), topic=mine)
         (answer,) = store.perform(forged)
         assert isinstance(answer, MessageUnknown)
         assert store.state_of(operation.number) is MessageState.PREPARED

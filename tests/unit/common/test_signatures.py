@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.support.outlet import SomeCatalog
 from tmc_client.consuming.received import Message
@@ -152,6 +153,6 @@ def test_subscriptions_of_one_message_share_the_digest_of_its_body(monkeypatch: 
     digests: dict[tuple[int, int], bytes] = {}
     catalog = SomeCatalog("coupons").current
     for subscription in (1, 2):
-        copy = replace(a_copy({}), subscription=subscription)
+        copy = structs.replace(a_copy({}), subscription=subscription)
         sign_copy(copy, properties_of(copy, catalog), KEY, digests)
     assert digested == [b"body"]

@@ -6,13 +6,13 @@ import ast
 import doctest
 import itertools
 import string
-from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.support.clock import ManualClock
 from tmc_server.domain import consumption, message, operations, retry

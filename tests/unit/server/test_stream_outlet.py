@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tmc_server.delivery.stream import StreamLimits, StreamOutlet
 from tmc_server.domain.ports.delivery import Copy

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from tmc_common.addresses import HostPort
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
@@ -13,8 +15,7 @@ from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, Subscriptio
 from tmc_server.domain.operations import Answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class Copy(Struct, frozen=True, kw_only=True):
     """One copy of a message for one subscription, ready to be handed over. shard, number, subscription name its row.
 
     redelivered: the copy before it was handed over, and nobody answered: its consumer may have died over it.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -66,6 +67,16 @@ class Insertion:
     def head(self) -> str:
         """The table with its columns, up to the rows."""
         return f"{self.table} ({', '.join(self.columns)}) VALUES"
+
+    def rows(self, rows: Sequence[Mapping[str, Any]], literal: Callable[[Any], str]) -> str:
+        """Write the rows behind it. literal: writes what is no plain integer; most values are."""
+        values = itemgetter(*self.columns)
+        return ",".join(
+            [
+                f"({','.join([str(each) if type(each) is int else literal(each) for each in values(row)])})"
+                for row in rows
+            ]
+        )
 
 
 class ExclusiveLock(Protocol):

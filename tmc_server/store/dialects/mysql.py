@@ -228,10 +228,8 @@ class MySQL:
 
     def insert(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> None:
         """The driver would format every value by several calls of Python."""
-        literal = _literal
-        written = (f"({','.join([literal(values[name]) for name in into.columns])})" for values in rows)
         verb = "REPLACE" if into.replaces else "INSERT"
-        connection.exec_driver_sql(f"{verb} INTO {into.head} {','.join(written)}")
+        connection.exec_driver_sql(f"{verb} INTO {into.head} {into.rows(rows, _literal)}")
 
     def insert_free(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
         return insert_all_or_none(self, connection, into, rows)

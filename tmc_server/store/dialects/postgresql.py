@@ -245,9 +245,7 @@ def _execute(connection: sa.Connection, statement: str) -> sa.CursorResult[Any]:
 
 def _insert(into: Insertion, rows: Sequence[Mapping[str, Any]]) -> str:
     """Write the values as literals: the driver would format every value by several calls of Python."""
-    literal = _literal
-    written = (f"({','.join([literal(values[name]) for name in into.columns])})" for values in rows)
-    return f"INSERT INTO {into.head} {','.join(written)}"
+    return f"INSERT INTO {into.head} {into.rows(rows, _literal)}"
 
 
 def _on_conflict(into: Insertion) -> str:
