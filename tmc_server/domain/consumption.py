@@ -325,7 +325,8 @@ def decide_held(row: Row, policy: RetryPolicy, tried_ms: int, look: QueueLook, n
 
 def first_try(policy: RetryPolicy, now: int, number: MessageNumber) -> Row:
     """A row whose first copy is handed over at submit: attempted once, due again after the first delay."""
-    return decide_due(untried(now), policy, subscribed=True, now=now, budget=Budget(number=number, since_ms=now))
+    due_ms = now + policy.delay_for_ms(1, number)
+    return Row(ConsumptionState.SCHEDULED, attempt=Attempt(1), tried=1, due_ms=due_ms)
 
 
 def untried(due_ms: int) -> Row:

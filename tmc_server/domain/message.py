@@ -108,13 +108,16 @@ class Decided(Struct, frozen=True):
     changes: bool
 
 
+_DECIDED: Mapping[tuple[MessageState | None, MessageEvent], Decided] = {
+    **{moved: Decided(transition.to, changes=True) for moved, transition in TRANSITIONS.items()},
+    (MessageState.COMMITTED, MessageEvent.SUBMIT): Decided(MessageState.COMMITTED, changes=False),
+    (MessageState.ROLLED_BACK, MessageEvent.ROLLBACK): Decided(MessageState.ROLLED_BACK, changes=False),
+}
+
+
 def decide(state: MessageState, event: MessageEvent) -> Decided | TmcError:
     """Answer a submit or rollback of a message in `state`: move, repeat the earlier answer, or refuse the opposite."""
-    transition = TRANSITIONS.get((state, event))
-    if transition is not None:
-        return Decided(transition.to, changes=True)
-    wanted = MessageState.COMMITTED if event is MessageEvent.SUBMIT else MessageState.ROLLED_BACK
-    return Decided(state, changes=False) if state is wanted else _OPPOSITE[state]()
+    return _DECIDED.get((state, event)) or _OPPOSITE[state]()
 
 
 def digest_of(body: bytes, content_type: str, headers: Mapping[str, str], delay_ms: int) -> bytes:

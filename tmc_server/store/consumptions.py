@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tmc_server.domain import consumption
@@ -61,7 +62,8 @@ def _consume(
     lines: Lines,
 ) -> dict[Operation, Outcome]:
     outcomes: dict[Operation, Outcome] = {}
-    before, after = dict(locked.rows), dict(locked.rows)
+    before = {pair: held.row for pair, held in locked.held.items()}
+    after = dict(before)
     accepted: list[_Accepted] = []
     answered: set[_Pair] = set()  # in this batch
     for operation in operations:
@@ -73,13 +75,14 @@ def _consume(
         if locked.lines.get(pair) in lines.busy:
             outcomes[operation] = Wait.LOCKED
             continue
-        if isinstance(operation, ByOperator) and not _is_selected(operation, row, locked.moved_ms[pair]):
+        held = locked.held[pair]
+        if isinstance(operation, ByOperator) and not _is_selected(operation, row, held.moved_ms):
             outcomes[operation] = ConsumptionClosed(
                 f"The delivery is {row.state.name} now: it moved after the dry run."
             )
             continue
-        tried_ms = 0 if pair in answered else locked.tried_ms[pair]
-        decision = _decide(operation, row, tried_ms, tx.now, locked.budgets[pair])
+        tried_ms = 0 if pair in answered else held.tried_ms
+        decision = _decide(operation, row, tried_ms, tx.now, held.budget)
         if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_be_spared(tx, operation):
             decision = CatalogStale()
         if isinstance(decision, TmcError):
@@ -87,7 +90,7 @@ def _consume(
             continue
         outcomes[operation] = Done(pair[0])
         if isinstance(operation, Ack | Nack | Extend) and (operation.attempt or 1) == row.attempt:
-            tx.drained_until[pair[0]] = max(tx.drained_until[pair[0]], locked.tried_ms[pair])
+            tx.drained_until[pair[0]] = max(tx.drained_until[pair[0]], held.tried_ms)
         if decision is not None:
             after[pair] = decision
             accepted.append((pair, operation))
@@ -152,28 +155,33 @@ def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
     return tx.catalog_is_stale and not (isinstance(operation, Nack) and operation.reject)
 
 
+class _Held(Struct, frozen=True, kw_only=True):
+    """A locked row. tried_ms, tried_by: when its last copy was handed over, 0: never; and by which server run.
+
+    moved_ms: since when it is in its state.
+    """
+
+    row: Row
+    tried_ms: int
+    tried_by: int | None
+    budget: Budget
+    moved_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Locked:
-    """rows: those we hold.  tried_ms, tried_by: when and by which server run their last copies were handed over.
-
-    busy: rows that another transaction has locked.
-
-    moved_ms: since when they are in their state.
+    """busy: rows that another transaction has locked.
 
     lines, sequences: of rows with an order key; a row that was skipped may have lost its sequence.
     """
 
-    rows: dict[_Pair, Row] = field(default_factory=dict)
-    tried_ms: dict[_Pair, int] = field(default_factory=dict)
-    tried_by: dict[_Pair, int] = field(default_factory=dict)
-    budgets: dict[_Pair, Budget] = field(default_factory=dict)
-    moved_ms: dict[_Pair, int] = field(default_factory=dict)
+    held: dict[_Pair, _Held] = field(default_factory=dict)
     lines: dict[_Pair, LineName] = field(default_factory=dict)
     sequences: dict[_Pair, OrderSequence] = field(default_factory=dict)
     busy: set[_Pair] = field(default_factory=set)
 
     def has(self, pair: _Pair) -> bool:
-        return pair in self.rows or pair in self.busy
+        return pair in self.held or pair in self.busy
 
 
 def _pairs(operations: Sequence[Consume]) -> list[_Pair]:
@@ -211,17 +219,19 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
         wanted.setdefault(subscription, set()).add(number)
     for subscription, numbers in sorted(wanted.items()):
         for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
-            locked.rows[subscription, row.message_id] = row_of(row)
-            locked.tried_ms[subscription, row.message_id] = row.tried_ms or 0
-            if row.incarnation is not None:
-                locked.tried_by[subscription, row.message_id] = row.incarnation
-            locked.moved_ms[subscription, row.message_id] = _moved_ms(row, tx.now)
-            locked.budgets[subscription, row.message_id] = Budget(number=row.message_id, since_ms=row.since_ms)
+            pair = subscription, MessageNumber(row.message_id)
+            locked.held[pair] = _Held(
+                row=row_of(row),
+                tried_ms=row.tried_ms or 0,
+                tried_by=row.incarnation,
+                budget=Budget(number=pair[1], since_ms=row.since_ms),
+                moved_ms=_moved_ms(row, tx.now),
+            )
             if row.order_hash is not None:
-                locked.lines[subscription, row.message_id] = (subscription, OrderHash(row.order_hash))
+                locked.lines[pair] = (subscription, OrderHash(row.order_hash))
             if row.sequence is not None:
-                locked.sequences[subscription, row.message_id] = OrderSequence(row.sequence)
-        missing = sorted(number for number in numbers if (subscription, number) not in locked.rows)
+                locked.sequences[pair] = OrderSequence(row.sequence)
+        missing = sorted(number for number in numbers if (subscription, number) not in locked.held)
         if missing:
             found = tx.rows(tx.sql.existing_consumptions, subscription=subscription, ids=missing)
             locked.busy.update((subscription, row.message_id) for row in found)
@@ -337,8 +347,8 @@ def _journal(tx: Transaction, accepted: Sequence[_Accepted], locked: _Locked) ->
                 subscription=subscription,
                 attempt=nack.attempt,
                 error=nack.error,
-                tried_ms=locked.tried_ms[subscription, number] or None,
-                tried_by=locked.tried_by.get((subscription, number)),
+                tried_ms=locked.held[subscription, number].tried_ms or None,
+                tried_by=locked.held[subscription, number].tried_by,
             )
             for (subscription, number), nack in nacks
         ],

@@ -57,11 +57,12 @@ def schedule(tx: Transaction, messages: Sequence[Submitted], lines: Lines) -> No
         for subscription in tx.catalog.subscribers(topic):
             submitted = [each for each in of_topic if _is_for(each.headers, subscription.number)]
             places = _join(lines, subscription, submitted)
-            prompt = sum(1 for each in submitted if each.delay_ms == 0 and not _waits(places, each))
+            waiting = {number for number, place in places.items() if place.waits}
+            prompt = sum(1 for each in submitted if each.delay_ms == 0 and each.number not in waiting)
             room = tx.reserve(subscription.number, prompt) if prompt else 0
             for message in submitted:
                 place = places.get(message.number)
-                if _waits(places, message):
+                if message.number in waiting:
                     rows.add(message, subscription.number, consumption.waiting(), place)
                 elif room > 0 and message.delay_ms == 0:
                     room -= 1
@@ -86,11 +87,6 @@ def _join(lines: Lines, subscription: Subscription, messages: Sequence[Submitted
             sequence, waits = lines.join((subscription.number, line), message.number)
             places[message.number] = _Place(line=line, sequence=sequence, waits=waits)
     return places
-
-
-def _waits(places: Mapping[MessageNumber, _Place], message: Submitted) -> bool:
-    place = places.get(message.number)
-    return place is not None and place.waits
 
 
 class _Rows:

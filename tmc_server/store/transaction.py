@@ -62,8 +62,11 @@ class Transaction:
     def locking_reads_see_inserts(self) -> bool:
         return dialect_of(self.connection.dialect.name).locking_reads_see_inserts
 
-    def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[sa.Row[Any]]:
-        return self.execute(statement, **parameters).fetchall()
+    def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[Any]:
+        """Return the rows, with an attribute per column."""
+        if isinstance(statement, ByIds):
+            return statement.rows(self.connection, **parameters)
+        return self.connection.execute(statement, parameters).fetchall()
 
     def execute(self, statement: sa.Executable | ByIds, **parameters: Any) -> sa.CursorResult[Any]:
         """Run a statement whose row count is an answer, not an expectation."""
