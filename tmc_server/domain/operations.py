@@ -44,7 +44,7 @@ class Stored(Struct, frozen=True, kw_only=True, eq=False):
     changed: bool = True
 
     def __eq__(self, other: object) -> bool:
-        """Compare what the caller is told: a repetition gets the same answer."""
+        """Compare what callers see: a repetition gets the same answer."""
         return isinstance(other, Stored) and (self.message_id, self.state) == (other.message_id, other.state)
 
 
