@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,29 @@ class Lives:
     cpu_us: Mapping[str, float]
 
 
+SIDES = (
+    "floor",
+    "single_256",
+    "async_256",
+    "handrolled_naive",
+    "batched",
+    "handrolled_batched",
+    "single_64",
+    "single_1",
+)
+LIVES = {  # mode, processes, callers in each, share of the messages; 0: 400 of them
+    "single_256": ("produce", 4, 64, 1.0),
+    "async_256": ("tasks", 4, 64, 1.0),
+    "batched": ("batches", 2, 8, 1.0),
+    "single_64": ("produce", 1, 64, 0.25),
+    "single_1": ("produce", 1, 1, 0.0),
+}
+RATIOS = {
+    "ratio_to_floor": ("single_256", "floor"),
+    "async_ratio_to_floor": ("async_256", "floor"),
+    "batched_ratio_to_floor": ("batched", "floor"),
+    "ratio_to_handrolled_naive": ("single_256", "handrolled_naive"),
+}
 PARTS = ("server", "database", "broker", "callers", "consumer")
 
 
@@ -116,7 +139,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--spread", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[], metavar="SIDE", help="such as floor, batched, async_256")
+    parser.add_argument("--only", nargs="+", default=SIDES, choices=SIDES, metavar="SIDE", help=", ".join(SIDES))
     options = parser.parse_args()
     ledgers = Ledgers()
     rounds: list[dict[str, float]] = []
@@ -129,46 +152,31 @@ def main() -> None:
         cluster.in_effect(cluster.subscribe("bench.paid", "coupons", topic_settings=topic_settings))
         run(cluster, "batches", 2, 8, 4000, ledgers)  # warm up
 
-        def lives(name: str, *shape: int) -> Callable[[], float]:
-            def measure() -> float:
-                mode = {"single": "produce", "async": "tasks", "batched": "batches"}[name.split("_")[0]]
-                made = run(cluster, mode, *shape, ledgers)
-                cpu_us.setdefault(name, []).append(made.cpu_us)
-                return made.per_s
+        def measured(side: str) -> float:
+            if side == "floor":
+                return floor.messages_per_s(server, 3)
+            if side == "handrolled_naive":
+                return handrolled.messages_per_s(server, broker, 2000, batched=False)
+            if side == "handrolled_batched":
+                return handrolled.messages_per_s(server, broker, 20_000, batched=True)
+            mode, processes, threads, share = LIVES[side]
+            made = run(cluster, mode, processes, threads, int(part * share) or 400, ledgers)
+            cpu_us.setdefault(side, []).append(made.cpu_us)
+            return made.per_s
 
-            return measure
-
-        sides: dict[str, Callable[[], float]] = {
-            "floor": lambda: floor.messages_per_s(server, 3),
-            "single_256": lives("single_256", 4, 64, part),
-            "async_256": lives("async_256", 4, 64, part),
-            "handrolled_naive": lambda: handrolled.messages_per_s(server, broker, 2000, batched=False),
-            "batched": lives("batched", 2, 8, part),
-            "handrolled_batched": lambda: handrolled.messages_per_s(server, broker, 20_000, batched=True),
-            "single_64": lives("single_64", 1, 64, part // 4),
-            "single_1": lives("single_1", 1, 1, 400),
-        }
         for _ in range(options.rounds):
-            rounds.append(
-                {name: measure() for name, measure in sides.items() if name in options.only or not options.only}
-            )
+            rounds.append({side: measured(side) for side in SIDES if side in options.only})
         eventually(lambda: set(cluster.consumptions()) == {"ACKED"}, seconds=30)
         unacked = sum(count for state, count in cluster.consumptions().items() if state != "ACKED")
         memory_mb = cluster.servers[0].rss_mb()
     found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
-    def ratio(value: str, over: str) -> float | None:
-        if value not in found or over not in found:
-            return None
-        return round(statistics.median(each[value] / each[over] for each in rounds), 3)
-
     result: dict[str, Any] = {
-        "ratio_to_floor": ratio("single_256", "floor"),
-        "async_ratio_to_floor": ratio("async_256", "floor"),
-        "batched_ratio_to_floor": ratio("batched", "floor"),
-        "ratio_to_handrolled_naive": ratio("single_256", "handrolled_naive"),
-        **{f"{name}_per_s": round(value) for name, value in found.items()},
+        key: round(statistics.median(each[value] / each[over] for each in rounds), 3)
+        for key, (value, over) in RATIOS.items()
+        if value in found and over in found
     }
+    result |= {f"{name}_per_s": round(value) for name, value in found.items()}
     for name, several in cpu_us.items():
         of_each = {part: [each[part] for each in several] for part in PARTS}
         of_each["clients"] = [each["callers"] + each["consumer"] for each in several]

@@ -178,10 +178,11 @@ def test_each_step_counts_once(broker: tuple[Cluster, _Rabbit | _Kafka], note: C
 
         def all_decided() -> bool:
             counts = cluster.messages()
-            is_committed = counts["COMMITTED"] == kinds.count("committed")
-            return is_committed and not counts["PREPARED"] and cluster.rolled_back() == rolled_back
+            is_committed = counts["COMMITTED"] == kinds.count("committed") and counts["ROLLED_BACK"] <= len(rolled_back)
+            is_all = set(counts) <= {"COMMITTED", "ROLLED_BACK"}
+            return is_committed and is_all and cluster.rolled_back() == rolled_back
 
-        eventually(all_decided, describe=cluster.messages)
+        eventually(all_decided, describe=lambda: (cluster.messages(), rolled_back ^ cluster.rolled_back()))
         dead: set[bytes] = set()
 
         def all_dead() -> bool:

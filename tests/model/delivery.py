@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from tests.support.dose import LONG
 from tmc_server.domain import consumption
 from tmc_server.domain.consumption import Budget, ConsumptionState, Row
@@ -98,7 +100,7 @@ def _begins(life: Delivery, without: str) -> Iterator[tuple[str, Delivery]]:
         this = frozenset({(attempt, run)})
         row = life.row
         if without == "over" and row.begun == ANSWERED:
-            row = replace(row, begun=NO_RUN)
+            row = structs.replace(row, begun=NO_RUN)
         asked = consumption.decide_extend(row, Attempt(attempt), 0, 0, RunNumber(run))
         if isinstance(asked, Row):
             begun = replace(life, row=_timeless(asked), running=life.running | this, began=life.began | this)
@@ -127,7 +129,7 @@ def _ends(life: Delivery, without: str) -> Iterator[tuple[str, Delivery]]:
 
 
 def _gives_back(life: Delivery, without: str) -> Iterator[tuple[str, Delivery]]:
-    row = replace(life.row, begun=NO_RUN) if without == "not given back" else life.row
+    row = structs.replace(life.row, begun=NO_RUN) if without == "not given back" else life.row
     after = consumption.decide_give_back(row, row.attempt, 0, 0)
     if isinstance(after, Row) and life.row.begun != ANSWERED:
         yield f"copy {row.attempt} is given back", replace(life, row=_timeless(after), silent=False)
@@ -144,4 +146,4 @@ def _acked(row: Row) -> Row:
 
 
 def _timeless(row: Row) -> Row:
-    return replace(row, due_ms=None if row.due_ms is None else 0)
+    return structs.replace(row, due_ms=None if row.due_ms is None else 0)

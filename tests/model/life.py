@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from msgspec import structs
+
 from tests.support.dose import LONG
 from tmc_server.domain import consumption, message
 from tmc_server.domain.checks import CheckAnswer, CheckState, Verdict, decide_after_unknown
@@ -256,7 +258,9 @@ def _claims(life: Life, without: str) -> Iterator[tuple[str, Life]]:
 
 
 def _claimed(life: Life, row: Row) -> Life:
-    after = _timeless(consumption.decide_due(replace(row, state=ConsumptionState.SCHEDULED), POLICY, True, 0, BUDGET))
+    after = _timeless(
+        consumption.decide_due(structs.replace(row, state=ConsumptionState.SCHEDULED), POLICY, True, 0, BUDGET)
+    )
     if after.state is ConsumptionState.FAILED:
         return replace(life, row=after, ran_out=True)
     return replace(life, row=after, copies=life.copies | {after.attempt})
@@ -309,4 +313,4 @@ def _retention(life: Life, without: str) -> Iterator[tuple[str, Life]]:
 
 
 def _timeless(row: Row) -> Row:
-    return replace(row, due_ms=None if row.due_ms is None else 0)
+    return structs.replace(row, due_ms=None if row.due_ms is None else 0)

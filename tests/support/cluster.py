@@ -231,13 +231,8 @@ class Cluster:
         return found
 
     def rolled_back(self) -> set[str]:
-        """Return the keys of what was rolled back: messages, and attempts whose rollback came before their prepare."""
+        """Return the keys of what was rolled back, also where the rollback came before its prepare."""
         found: set[str] = set()
-        for shard in range(32):
-            table = shard_tables(shard).message
-            query = sa.select(table.c.message_key).where(table.c.state == MessageState.ROLLED_BACK)
-            with self._readers[shard * len(self._readers) // 32].reading() as connection:
-                found.update(connection.scalars(query))
         for reader in self._readers:
             with reader.reading() as connection:
                 found.update(connection.scalars(sa.select(tombstone.c.message_key)))

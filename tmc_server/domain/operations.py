@@ -45,7 +45,15 @@ class Stored(Struct, frozen=True, kw_only=True, eq=False):
 
     def __eq__(self, other: object) -> bool:
         """Compare what callers see: a repetition gets the same answer."""
-        return isinstance(other, Stored) and (self.message_id, self.state) == (other.message_id, other.state)
+        if not isinstance(other, Stored):
+            return NotImplemented
+        return (self.message_id, self.state) == (other.message_id, other.state)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a struct's own compares identities
+
+    def __hash__(self) -> int:
+        return hash((self.message_id, self.state))
 
 
 class Done(Struct, frozen=True, eq=False):
@@ -54,7 +62,13 @@ class Done(Struct, frozen=True, eq=False):
     subscription: SubscriptionNumber
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Done)
+        return isinstance(other, Done) or NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(Done)
 
 
 Answer = Stored | Done | TmcError

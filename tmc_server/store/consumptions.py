@@ -156,7 +156,8 @@ def _may_be_spared(tx: Transaction, operation: Consume) -> bool:
 
 
 class _Held(Struct, frozen=True, kw_only=True):
-    """A locked row. tried_ms, tried_by: when its last copy was handed over, 0: never; and by which server run.
+    """A locked row. tried_ms, tried_by: when its newest copy was handed over, and by which server run; 0 and None: none was,
+    or it is answered or with a consumer.
 
     moved_ms: since when it is in its state.
     """

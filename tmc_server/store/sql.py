@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -80,6 +80,14 @@ class InsertRows:
         return dialect_of(connection.dialect.name).insert_free(connection, self._into, rows)
 
 
+@cache
+def _maker(columns: tuple[str, ...]) -> Callable[[Iterable[Any]], Any]:
+    """Return what makes rows with these columns; all shards share it."""
+    kind: Any = namedtuple  # whose fields are known later than type checkers expect
+    make: Callable[[Iterable[Any]], Any] = kind("_Row", columns)._make
+    return make
+
+
 class ByIds:
     """A statement whose `ids` are rendered as literals, because an expanding parameter costs more than the query.
 
@@ -92,9 +100,7 @@ class ByIds:
 
     @cached_property
     def _row(self) -> Callable[[Iterable[Any]], Any]:
-        kind: Any = namedtuple  # whose fields are known later than type checkers expect
-        make: Callable[[Iterable[Any]], Any] = kind("_Row", self._statement.selected_columns.keys())._make
-        return make
+        return _maker(tuple(self._statement.selected_columns.keys()))
 
     def rows(self, connection: sa.Connection, ids: Sequence[int | bytes], **values: Any) -> list[Any]:
         """Return the rows of a SELECT as named tuples: SQLAlchemy's look up their columns eight times as slowly."""

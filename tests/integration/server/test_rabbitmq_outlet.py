@@ -10,6 +10,7 @@ from typing import Any
 
 import pika
 import pytest
+from msgspec import structs
 
 from tests.support.eventually import eventually
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
@@ -245,7 +246,7 @@ class TestPoison:
     def test_a_known_culprit_is_sent_alone_and_costs_its_neighbors_no_second_copy(self, poisonous: Bench) -> None:
         culprit = self.poison()
         self.deliver(poisonous, [culprit])
-        again = replace(culprit, attempt=2)
+        again = structs.replace(culprit, attempt=2)
         self.deliver(poisonous, [*(a_copy(1) for _ in range(30)), again, *(a_copy(1) for _ in range(30))])
         assert [copy for copy, _ in poisonous.answers.refused] == [culprit, again]
         assert len(poisonous.messages(poisonous.queue(1))) == 60
@@ -665,7 +666,7 @@ class TestForwarding:
         subscriptions[4] = replace(subscriptions[4], tag="test")
         eventually(lambda: bench.room(3))
         first = a_copy(3)
-        twins = [first, replace(first, subscription=4)]
+        twins = [first, structs.replace(first, subscription=4)]
         for copy in twins:
             assert bench.outlet.reserve(copy.subscription, 1) == 1
         bench.outlet.deliver(twins)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import itertools
+import operator
 import string
 from pathlib import Path
 from zlib import crc32
@@ -132,6 +133,19 @@ class TestMessage:
         ]
         assert len({digest_of(*content) for content in contents}) == len(contents)
         assert digest_of(b"a", "t", {"x": "1", "y": "2"}, 0) == digest_of(b"a", "t", {"y": "2", "x": "1"}, 0)
+
+
+def test_a_repetition_gets_an_equal_answer() -> None:
+    message_id = MessageId(1, 2, 3, 4)
+    first = operations.Stored(message_id=message_id, state=MessageState.COMMITTED)
+    again = operations.Stored(message_id=message_id, state=MessageState.COMMITTED, changed=False)
+    other = operations.Stored(message_id=message_id, state=MessageState.ROLLED_BACK)
+    assert first == again
+    assert not operator.ne(first, again)
+    assert first != other
+    assert len({first, again, other}) == 2
+    assert {operations.Done(1), operations.Done(2)} == {operations.Done(3)}
+    assert operations.Done(1) != first
 
 
 class TestConsumption:

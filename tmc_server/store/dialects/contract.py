@@ -69,7 +69,7 @@ class Insertion:
         return f"{self.table} ({', '.join(self.columns)}) VALUES"
 
     def rows(self, rows: Sequence[Mapping[str, Any]], literal: Callable[[Any], str]) -> str:
-        """Write the rows behind it. literal: writes what is no plain integer; most values are."""
+        """Write the rows behind it, of two columns or more. literal: writes what is no plain integer; most values are."""
         values = itemgetter(*self.columns)
         return ",".join(
             [
