@@ -37,6 +37,8 @@ class JobFailed(PipelineError):
 NO_PYSPARK = 'PySpark is not installed here: pip install "tmc-center[pipeline]".'
 DRIVER_PACKAGES = "libmariadb-java libpostgresql-jdbc-java libxerial-sqlite-jdbc-java"  # of Debian
 
+_ENDED = "Spark's process ended: nothing was published, run it again."
+
 # Messages of drivers and Spark, tried in this order -> what to do. `{}`: the first group that matched.
 _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
     (
@@ -110,15 +112,17 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
         JobFailed,
         "Out of memory ({}): raise spark.memory, or use the polite profile; nothing was published.",
     ),
+    (  # py4j's words for a connection that was reset: an error of Java has a trace, and our classes are Spark's
+        r"()(?:\AAn error occurred while calling \S+\s*\Z|\A\S+ does not exist in the JVM\s*\Z)",
+        JobFailed,
+        _ENDED,
+    ),
     (
         r"FAILED_READ_FILE\S*\] [^\n]*?reading file (?:file:/*(?=/))?(\S+?)\.(?:\s|$)",
         ArchiveDamaged,
         "{} cannot be read: bring it back from a backup.",
     ),
 )
-
-
-_ENDED = "Spark's process ended: nothing was published, run it again."
 
 
 def from_text(text: str) -> PipelineError:

@@ -93,3 +93,7 @@ def tell_progress() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    log.propagate = False
+    # Only py4j logs at the root itself: a traceback about a connection to a JVM that ended, which is one line here.
+    root = logging.getLogger()
+    root.addFilter(lambda record: record.name != root.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -151,6 +152,38 @@ def test_whatever_dies_is_one_line_exit_code_2_and_no_success(end: str, center: 
     lines = [line for line in (tmp_path / "log").read_text().splitlines() if not line[:8].replace(":", "").isdigit()]
     assert lines == [ENDS[end][1]]
     assert not list((tmp_path / "archive").glob("m*/*"))
+
+
+_CALLS_A_JVM = """
+import logging, sys
+from py4j.java_gateway import GatewayParameters, JavaGateway
+from tmc_pipeline.errors import JobFailed, translated
+from tmc_pipeline.runs import log, tell_progress
+
+tell_progress()
+gateway = JavaGateway(gateway_parameters=GatewayParameters(port=int(sys.argv[1])))
+try:
+    with translated():
+        eval(sys.argv[2])
+except JobFailed as exc:
+    print(exc, file=sys.stderr)
+log.warning("ours")
+logging.getLogger("another.library").warning("theirs")
+"""
+
+
+@pytest.mark.parametrize("call", ["gateway.entry_point.getHeader()", "gateway.jvm.java"])
+def test_a_connection_to_the_jvm_that_is_reset_is_one_line(call: str) -> None:
+    """A killed JVM resets a connection on which it has not read everything, and ends the others."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-c", _CALLS_A_JVM, str(listening.getsockname()[1]), call]
+        calling = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        connection, _ = listening.accept()
+        connection.recv(1)  # the rest stays unread
+        connection.close()
+        ended, ours, theirs = calling.communicate(timeout=120)[1].splitlines()
+    assert ended == "Spark's process ended: nothing was published, run it again."
+    assert ours.endswith(" ours") and theirs.endswith("theirs")  # each once
 
 
 @contextmanager
