@@ -211,6 +211,44 @@ class RollbackManyResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[RollbackResult]
     def __init__(self, results: _Optional[_Iterable[_Union[RollbackResult, _Mapping]]] = ...) -> None: ...
 
+class ProduceRequest(_message.Message):
+    __slots__ = ("operations",)
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    def __init__(self, operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("id", "prepare", "submit", "rollback", "publish")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    prepare: PrepareRequest
+    submit: SubmitRequest
+    rollback: RollbackRequest
+    publish: PublishRequest
+    def __init__(self, id: _Optional[int] = ..., prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., submit: _Optional[_Union[SubmitRequest, _Mapping]] = ..., rollback: _Optional[_Union[RollbackRequest, _Mapping]] = ..., publish: _Optional[_Union[PublishRequest, _Mapping]] = ...) -> None: ...
+
+class ProduceResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[OperationResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[OperationResult, _Mapping]]] = ...) -> None: ...
+
+class OperationResult(_message.Message):
+    __slots__ = ("id", "message_id", "state", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    message_id: str
+    state: _types_pb2.MessageState
+    error: _types_pb2.ItemError
+    def __init__(self, id: _Optional[int] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[_types_pb2.MessageState, str]] = ..., error: _Optional[_Union[_types_pb2.ItemError, _Mapping]] = ...) -> None: ...
+
 class GetMessageRequest(_message.Message):
     __slots__ = ("message_id", "topic", "key")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]

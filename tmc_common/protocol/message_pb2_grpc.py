@@ -76,6 +76,11 @@ class MessageServiceStub(object):
                 request_serializer=tmc_dot_v1_dot_message__pb2.PublishManyRequest.SerializeToString,
                 response_deserializer=tmc_dot_v1_dot_message__pb2.PublishManyResponse.FromString,
                 _registered_method=True)
+        self.Produce = channel.stream_stream(
+                '/tmc.v1.MessageService/Produce',
+                request_serializer=tmc_dot_v1_dot_message__pb2.ProduceRequest.SerializeToString,
+                response_deserializer=tmc_dot_v1_dot_message__pb2.ProduceResponse.FromString,
+                _registered_method=True)
         self.GetMessage = channel.unary_unary(
                 '/tmc.v1.MessageService/GetMessage',
                 request_serializer=tmc_dot_v1_dot_message__pb2.GetMessageRequest.SerializeToString,
@@ -149,6 +154,15 @@ class MessageServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Produce(self, request_iterator, context):
+        """All of these over one stream, which costs little more than batches do, without waiting until a batch is full. Each request
+        is answered by one response as soon as it is done, so responses come in any order. A stream that ends, for whatever
+        reason, says nothing about what it left unanswered: repeat that over another stream with the same attempt ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMessage(self, request, context):
         """Read one of your own messages by id, or by topic and key.
         """
@@ -205,6 +219,11 @@ def add_MessageServiceServicer_to_server(servicer, server):
                     servicer.PublishMany,
                     request_deserializer=tmc_dot_v1_dot_message__pb2.PublishManyRequest.FromString,
                     response_serializer=tmc_dot_v1_dot_message__pb2.PublishManyResponse.SerializeToString,
+            ),
+            'Produce': grpc.stream_stream_rpc_method_handler(
+                    servicer.Produce,
+                    request_deserializer=tmc_dot_v1_dot_message__pb2.ProduceRequest.FromString,
+                    response_serializer=tmc_dot_v1_dot_message__pb2.ProduceResponse.SerializeToString,
             ),
             'GetMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMessage,
@@ -435,6 +454,33 @@ class MessageService(object):
             '/tmc.v1.MessageService/PublishMany',
             tmc_dot_v1_dot_message__pb2.PublishManyRequest.SerializeToString,
             tmc_dot_v1_dot_message__pb2.PublishManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Produce(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tmc.v1.MessageService/Produce',
+            tmc_dot_v1_dot_message__pb2.ProduceRequest.SerializeToString,
+            tmc_dot_v1_dot_message__pb2.ProduceResponse.FromString,
             options,
             channel_credentials,
             insecure,

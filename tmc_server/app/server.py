@@ -138,6 +138,7 @@ class Server:
         await _in_thread(parts.discovery.deregister)
         if parts.outlets.streams is not None:
             parts.outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
+        parts.edge.finish_streams()
         await parts.grpc.server.stop(_SHUTDOWN_S)
         if parts.submission is not None:
             await _in_thread(parts.submission.stop)

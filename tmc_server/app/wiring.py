@@ -131,6 +131,7 @@ class Wiring:
     shard_keeping: Sequence[ShardKeeping]
     checking: Sequence[Checking]
     administering: Administering
+    edge: Edge
     grpc: GrpcServer
     submission: Sharing | None
     duties: Sequence[Periodic]
@@ -264,6 +265,7 @@ def wire(
         shard_keeping=shard_keeping,
         checking=checking,
         administering=served.administering,
+        edge=served.edge,
         grpc=served.grpc,
         submission=sharing,
         duties=duties,

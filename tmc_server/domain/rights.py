@@ -40,6 +40,7 @@ _APP_METHODS = {
         "RollbackMany",
         "Publish",
         "PublishMany",
+        "Produce",
         "GetMessage",
         "DescribeChecks",
     ),

@@ -25,7 +25,7 @@ class Deciding:
         self._rate = rate
         self._gauge = gauge
 
-    def item(self, caller: Caller, *, commit: bool, message_id: str, topic: str, key: str, attempt_id: bytes) -> Item:
+    def item(self, caller: Caller, *, commit: bool, message_id: str, topic: str, key: str, attempt_id: bytes) -> Decide:
         """One decision. Raises InvalidField, MessageUnknown, TopicUnknown."""
         catalog = self._catalog.current
         if message_id:

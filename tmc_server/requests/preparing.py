@@ -71,7 +71,7 @@ class Preparing:
         ledger_id: bytes = b"",
         check_target: str = "",
         transaction_time_ms: int = 0,
-    ) -> Item:
+    ) -> Prepare:
         """One checked message. order_key "": it has none.
 
         Raises InvalidField, TopicUnknown, OpenLimit, UnackedLimit, NoIdentity.

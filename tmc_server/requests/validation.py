@@ -117,8 +117,8 @@ def message_id(value: str) -> MessageId:
     return parsed
 
 
-def items(count: int) -> int:
-    return between(count, "items", 1, MAX_ITEMS)
+def items(count: int, field: str = "items") -> int:
+    return between(count, field, 1, MAX_ITEMS)
 
 
 def page_size(value: int) -> int:

@@ -15,8 +15,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 import grpc
@@ -35,6 +36,7 @@ from tmc_server.metrics import METRICS
 from tmc_server.origin import LONGEST_ORIGIN, ORIGIN
 from tmc_server.requests.caller import Budget, Caller
 from tmc_server.rpc.authentication import Authentication
+from tmc_server.rpc.call_stream import CallStream
 from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.permission import demand_role, demand_topics
 from tmc_server.rpc.reads import OPERATORS, Reads
@@ -103,6 +105,11 @@ class Edge:
     def closed(self, stream: _Stream) -> None:
         self._streams.discard(stream)
 
+    def finish_streams(self) -> None:
+        """Have streams of calls end, answered; a stream would outlast any grace."""
+        for stream in self._streams:
+            stream.finish()
+
     def _look_later(self) -> None:
         asyncio.get_running_loop().call_later(_REVOKED_LOOK_S, self._look)
 
@@ -119,12 +126,16 @@ class Edge:
 
 @dataclass(eq=False, kw_only=True)
 class _Stream:
-    """An open stream: its credentials and the task that serves it. revoked: why they are no longer valid."""
+    """An open stream: its credentials and the task that serves it.
+
+    revoked: why they are no longer valid.  finish: have it end soon, when the server stops.
+    """
 
     identify: Identify
     metadata: Any
     task: asyncio.Task[Any]
     revoked: TmcError | None = None
+    finish: Callable[[], None] = lambda: None
 
     def authenticate_again(self) -> None:
         try:
@@ -134,8 +145,14 @@ class _Stream:
             self.task.cancel()
 
 
+_Talk = Callable[[Caller, _Stream, Context], Awaitable[None]]
+
+
 def handlers(service: ServiceDescriptor, servicer: object, edge: Edge) -> grpc.GenericRpcHandler:
-    """Return all methods of `servicer`, each async (identity, request) -> response, or (identity, requests) -> responses."""
+    """Return all methods of `servicer`, each async (identity, request) -> response, or (identity, requests) -> responses.
+
+    Streams may have either form; with the first, each request is answered by one response.
+    """
     made = {method.name: _handler(method, getattr(servicer, method.name), edge) for method in service.methods}
     return grpc.method_handlers_generic_handler(service.full_name, made)
 
@@ -145,9 +162,8 @@ def _handler(method: MethodDescriptor, behavior: Any, edge: Edge) -> Any:
     decode = _decoder(method.input_type)
     name = f"{method.containing_service.name}/{method.name}"
     if method.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(
-            _streaming(behavior, edge.authentication.app, decode, edge), response_serializer=_serialize
-        )
+        talk = _calls(name, behavior, decode, edge) if iscoroutinefunction(behavior) else _talk(behavior, decode)
+        return grpc.stream_stream_rpc_method_handler(_streaming(talk, edge), response_serializer=_serialize)
     return grpc.stream_unary_rpc_method_handler(
         _unary(name, behavior, right, decode, edge), response_serializer=_serialize
     )
@@ -252,18 +268,44 @@ def _served(name: str) -> Histogram:
     return METRICS.call_seconds.labels(name, "OK")
 
 
-def _streaming(
-    behavior: Callable[[Any, Any], AsyncGenerator[Message]],
-    identify: Identify,
+def _talk(behavior: Callable[[Any, Any], AsyncGenerator[Message]], decode: Callable[[bytes], Message]) -> _Talk:
+    async def talk(caller: Caller, _stream: _Stream, context: Context) -> None:
+        async with aclosing(behavior(caller, _requests(context, decode))) as responses:
+            async for response in responses:
+                await context.write(response)
+
+    return talk
+
+
+def _calls(
+    name: str,
+    behavior: Callable[[Any, Any], Awaitable[Message]],
     decode: Callable[[bytes], Message],
     edge: Edge,
-) -> Callable[[Any, Context], Awaitable[None]]:
+) -> _Talk:
+    async def talk(caller: Caller, stream: _Stream, context: Context) -> None:
+        caller = replace(caller, context={})  # the trace of whoever opened the stream is not that of its messages
+
+        async def perform(data: bytes) -> Message:
+            began = time.monotonic()
+            response = await behavior(caller, decode(data))
+            _served(name).observe(time.monotonic() - began)
+            return response
+
+        calls = CallStream(context, caller.app, edge.budget, perform)
+        stream.finish = calls.finish
+        await calls.serve()
+
+    return talk
+
+
+def _streaming(talk: _Talk, edge: Edge) -> Callable[[Any, Context], Awaitable[None]]:
+    identify = edge.authentication.app
+
     async def serve(stream: _Stream, context: Context) -> None:
         caller = edge.identity(identify, context)
         with _open_stream(edge, stream, caller.app):
-            async with aclosing(behavior(caller, _requests(context, decode))) as responses:
-                async for response in responses:
-                    await context.write(response)
+            await talk(caller, stream, context)
 
     async def call(_requests: Any, context: Context) -> None:
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""tmc.v1.MessageService: prepare, submit, roll back, publish."""
+"""tmc.v1.MessageService: prepare, submit, roll back, publish, singly, in batches, and over streams."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 from tmc_common.protocol import message_pb2, types_pb2
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Answer, Stored
-from tmc_server.errors import TmcError
+from tmc_server.errors import InvalidField, TmcError
+from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
 from tmc_server.requests.caller import Caller, Item
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.preparing import Preparing
+from tmc_server.requests.producing import perform_both
 from tmc_server.rpc import convert
+from tmc_server.rpc.call_stream import when_allowed
 from tmc_server.rpc.items import Turns, only
 from tmc_server.rpc.status import item_error
 
@@ -54,6 +57,14 @@ _SUBMIT = _Answers(one=message_pb2.SubmitResponse, item=message_pb2.SubmitResult
 _ROLLBACK = _Answers(
     one=message_pb2.RollbackResponse, item=message_pb2.RollbackResult, many=message_pb2.RollbackManyResponse
 )
+
+
+def _to_result(answered: tuple[message_pb2.Operation, Answer]) -> message_pb2.OperationResult:
+    operation, answer = answered
+    if isinstance(answer, Stored):
+        return message_pb2.OperationResult(id=operation.id, message_id=_text(answer), state=_STATE[answer.state])
+    assert isinstance(answer, TmcError)
+    return message_pb2.OperationResult(id=operation.id, error=item_error(answer))
 
 
 def _text(stored: Stored) -> str:
@@ -95,6 +106,16 @@ class MessageServicer:
     async def RollbackMany(self, caller: Caller, request: message_pb2.RollbackManyRequest) -> Any:
         return await self._many(self._deciding, _ROLLBACK, caller, self._decide_item(caller, commit=False), request)
 
+    async def Produce(self, caller: Caller, request: message_pb2.ProduceRequest) -> Any:
+        """Answer one request of a stream. Raises InvalidField: their number; any other error is that of an operation."""
+        operations = request.operations
+        validation.items(len(operations), "operations")
+        await when_allowed(lambda: self._preparing.admit(caller, len(operations)))
+        items = await self._turns.items(caller, self._operation_item(caller), operations)
+        answers = await perform_both(self._preparing, self._deciding, caller, items)
+        results = await self._turns.each(caller, _to_result, list(zip(operations, answers, strict=True)))
+        return message_pb2.ProduceResponse(results=results)
+
     async def DescribeChecks(self, caller: Caller, _request: Any) -> Any:
         self._preparing.announce(caller)
         return message_pb2.DescribeChecksResponse(check_token=caller.app.check_token)
@@ -123,6 +144,22 @@ class MessageServicer:
         items = await self._turns.items(caller, make, request.items)
         stored = await use_case.perform(caller, items)
         return answers.many(results=await self._turns.each(caller, answers.to_item, stored))
+
+    def _operation_item(self, caller: Caller) -> Callable[[message_pb2.Operation], Item]:
+        make: dict[str, Callable[[Any], Item]] = {
+            "prepare": self._prepare_item(caller),
+            "publish": self._publish_item(caller),
+            "submit": self._decide_item(caller, commit=True),
+            "rollback": self._decide_item(caller, commit=False),
+        }
+
+        def item(operation: message_pb2.Operation) -> Item:
+            kind = operation.WhichOneof("operation")
+            if kind is None:
+                raise InvalidField("operation", "be one of prepare, submit, rollback, publish")
+            return make[kind](getattr(operation, kind))
+
+        return item
 
     def _prepare_item(self, caller: Caller) -> Callable[[message_pb2.PrepareRequest], Item]:
         return lambda request: self._item(

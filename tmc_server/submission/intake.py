@@ -16,10 +16,10 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tmc_common import submission as wire
 from tmc_common.eventlog import EventLog
@@ -36,9 +36,10 @@ from tmc_server.errors import (
     Retryable,
     TmcError,
 )
-from tmc_server.requests.caller import Budget, Caller, Item
+from tmc_server.requests.caller import Budget, Caller
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.preparing import Preparing
+from tmc_server.requests.producing import perform_both
 from tmc_server.submission.letters import Letter, Place, Step, authenticate, may_reply_to, step_of
 
 log = EventLog("tmc.submission")
@@ -233,32 +234,20 @@ class Intake:
             self._hold(batch, error)
             return
         try:
-            outcomes = await self._outcomes(caller, [self._item(caller, each) for each in batch])
+            items = [self._item(caller, each) for each in batch]
+            outcomes: list[Outcome] = await perform_both(self._desk.preparing, self._desk.deciding, caller, items)
         finally:
             self._desk.budget.end_request(app, size)
         self._sort(batch, outcomes)
 
-    async def _outcomes(self, caller: Caller, items: Sequence[Item | Described]) -> list[Outcome]:
-        """Return what became of each. Messages and decisions are in the group commit's queues before either is answered."""
-        found: list[Any] = list(items)
-        stores = [place for place, item in enumerate(found) if isinstance(item, Prepare)]
-        decides = [place for place, item in enumerate(found) if isinstance(item, Decide)]
-        stored, decided = await asyncio.gather(
-            _answers(self._desk.preparing.perform(caller, [found[place] for place in stores]), len(stores)),
-            _answers(self._desk.deciding.perform(caller, [found[place] for place in decides]), len(decides)),
-        )
-        for place, answer in zip([*stores, *decides], [*stored, *decided], strict=True):
-            found[place] = answer
-        return found
-
-    def _item(self, caller: Caller, waiting: _Waiting) -> Item | Described:
+    def _item(self, caller: Caller, waiting: _Waiting) -> Prepare | Decide | Described | TmcError:
         step = waiting.step
         if step is not None:
             return _tried(lambda: self._asked(caller, waiting, step))
         assert waiting.wrong is not None
         return waiting.wrong
 
-    def _asked(self, caller: Caller, waiting: _Waiting, step: Step) -> Item | Described:
+    def _asked(self, caller: Caller, waiting: _Waiting, step: Step) -> Prepare | Decide | Described:
         """Raises what the use cases raise."""
         desk = self._desk
         if step.instance is not None:
@@ -274,7 +263,7 @@ class Intake:
                 key=step.key,
                 attempt_id=step.attempt_id,
             )
-            if step.operation == wire.SUBMIT and isinstance(decide, Decide):
+            if step.operation == wire.SUBMIT:
                 waiting.patience_s = min(decide.topic.transaction_time_ms / 1000, _LONGEST_PATIENCE_S)
             return decide
         return desk.preparing.item(
@@ -337,14 +326,6 @@ class Intake:
 def _decided_by(step: Step | None) -> Iterable[tuple[str, str]]:
     """Return what a step decides, or stores decided: a key, and of ordered topics the place of what comes behind it."""
     return ((step.topic, step.key), (step.topic, "")) if step is not None and step.operation != wire.PREPARE else ()
-
-
-async def _answers(work: Awaitable[Sequence[Answer]], count: int) -> Sequence[Answer]:
-    """Return the answers, or for each of them what was raised for all."""
-    try:
-        return await work
-    except TmcError as error:
-        return [error] * count
 
 
 def _needs_nobody(waiting: _Waiting) -> bool:

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.server.test_api import BAD, Api, a_connection, a_message, a_publish, refusal
+from tests.integration.server.test_api import BAD, STREAMS, Api, a_connection, a_message, a_publish, refusal
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
 from tests.support.eventually import eventually
@@ -62,7 +62,7 @@ class TestBeforeTheRequestIsRead:
         paths = [path for path in RIGHTS if f".{service}/" in path]
         for path in paths:
             with grpc.insecure_channel(center.address, [("tests.own", path)]) as own, _never_sent() as requests:
-                kind = own.stream_stream if path.endswith("Subscribe") else own.stream_unary
+                kind = own.stream_stream if path in STREAMS else own.stream_unary
                 with pytest.raises(grpc.RpcError) as caught:
                     list(kind(f"/{path}")(requests, metadata=WRONG_KEY, timeout=20) or ())
                 assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -288,7 +288,7 @@ def test_generated_hostile_calls_end_in_documented_statuses_and_change_no_row_of
 
     before, calls = rows(), 0
     wanted = 100_000 if LONG else 600
-    methods = sorted(path for path in RIGHTS if not path.endswith("Subscribe"))
+    methods = sorted(set(RIGHTS) - STREAMS)
     connection, warm_mb = a_connection(center), 0.0
     while calls < wanted:
         if not warm_mb and calls >= wanted // 5:

@@ -34,6 +34,7 @@ MARK = "pay-secret"
 NOT_ASKED = {
     "RotateOperatorToken": "it would end the caller's token",
     "Subscribe": "a stream",
+    "Produce": "a stream of calls that are asked here one by one",
     "GetOverview": "it counts, and names nothing",
 }
 
