@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from benchmarks.cpu import seconds_of
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
 
-LIFE = str(Path(__file__).parent / "life.py")
+LIFE = (sys.executable, str(Path(__file__).parent / "life.py"))
 ROOT = Path(__file__).parents[1]
 
 
@@ -87,14 +87,25 @@ def _of_center(cluster: Cluster) -> dict[str, float]:
 
 
 def run(
-    cluster: Cluster, mode: str, processes: int, threads: int, count: int, ledgers: Ledgers, **settings: str
+    cluster: Cluster,
+    mode: str,
+    processes: int,
+    threads: int,
+    count: int,
+    ledgers: Ledgers,
+    producer: Sequence[str] = LIFE,
+    **settings: str,
 ) -> Lives:
-    """Live that many lives. settings: BENCH_ variables of the processes, see benchmarks/life.py."""
+    """Live that many lives. producer: a command that takes the arguments of benchmarks/life.py.
+
+    settings: BENCH_ variables of the processes.
+    """
     folder = Path(tempfile.mkdtemp(prefix="tmc-life-"))
     count = count // (processes * threads) * processes * threads
     address = cluster.servers[0].address
-    commands = [["consume", address, cluster.keys["coupons"], str(count), str(folder)]] + [
+    commands = [[*LIFE, "consume", address, cluster.keys["coupons"], str(count), str(folder)]] + [
         [
+            *producer,
             mode,
             address,
             cluster.keys["orders"],
@@ -107,7 +118,7 @@ def run(
     ]
     started = [
         subprocess.Popen(
-            [sys.executable, LIFE, *command],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

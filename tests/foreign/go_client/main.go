@@ -2,6 +2,7 @@
 //
 //	go_client keepalive ADDRESS SECONDS           idles with a keepalive of 10 s; fails when the connection does not stay up
 //	go_client publish ADDRESS APP KEY WORKERS N   N messages of each worker over one channel; prints how often each status came
+//	go_client unary|stream ADDRESS KEY NAME WORKERS COUNT FOLDER   prepare and submit, as benchmarks/life.py does it
 package main
 
 import (
@@ -17,12 +18,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
+
+	"go_client/tmcv1"
 )
 
 func main() {
@@ -31,6 +32,8 @@ func main() {
 		stayUp(os.Args[2], number(os.Args[3]))
 	case "publish":
 		publish(os.Args[2], os.Args[3], os.Args[4], number(os.Args[5]), number(os.Args[6]))
+	case "unary", "stream":
+		live(os.Args[1], os.Args[2], os.Args[3], os.Args[4], number(os.Args[5]), number(os.Args[6]), os.Args[7])
 	default:
 		fail(fmt.Errorf("%s is no command", os.Args[1]))
 	}
@@ -54,17 +57,15 @@ func stayUp(address string, seconds int) {
 }
 
 func publish(address, app, key string, workers, each int) {
-	channel, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(encoded{})))
-	fail(err)
-	call := metadata.AppendToOutgoingContext(context.Background(), "tmc-app", app, "authorization", "Bearer "+key)
+	client, call := connect(address, app, key)
 	counts, lock, all := map[string]int{}, sync.Mutex{}, sync.WaitGroup{}
 	for worker := range workers {
 		all.Go(func() {
 			for turn := range each {
 				deadline, stop := context.WithTimeout(call, time.Minute)
-				request, answer := aMessage(fmt.Sprintf("%d-%d", worker, turn)), []byte{}
-				err := channel.Invoke(deadline, "/tmc.v1.MessageService/Publish", &request, &answer)
+				_, err := client.Publish(deadline, &tmcv1.PublishRequest{
+					Topic: "order.paid", Key: fmt.Sprintf("%d-%d", worker, turn), Body: []byte("{}"), AttemptId: attempt(),
+				})
 				stop()
 				lock.Lock()
 				counts[status.Code(err).String()]++
@@ -83,32 +84,20 @@ func publish(address, app, key string, workers, each int) {
 	}
 }
 
-// aMessage is an encoded PublishRequest: fields 1 topic, 2 key, 3 body, 6 attempt_id.
-func aMessage(key string) []byte {
-	attempt := make([]byte, 16)
-	_, err := rand.Read(attempt)
+// connect returns a client and the context of its calls.
+func connect(address, app, key string) (tmcv1.MessageServiceClient, context.Context) {
+	channel, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	fail(err)
-	request := []byte{}
-	for field, value := range map[protowire.Number][]byte{1: []byte("order.paid"), 2: []byte(key), 3: []byte("{}"), 6: attempt} {
-		request = protowire.AppendTag(request, field, protowire.BytesType)
-		request = protowire.AppendBytes(request, value)
-	}
-	return request
+	call := metadata.AppendToOutgoingContext(context.Background(), "tmc-app", app, "authorization", "Bearer "+key)
+	return tmcv1.NewMessageServiceClient(channel), call
 }
 
-// encoded passes messages on as the bytes that they already are.
-type encoded struct{}
-
-var _ encoding.Codec = encoded{}
-
-func (encoded) Marshal(value any) ([]byte, error) { return *value.(*[]byte), nil }
-
-func (encoded) Unmarshal(data []byte, value any) error {
-	*value.(*[]byte) = append([]byte(nil), data...)
-	return nil
+func attempt() []byte {
+	id := make([]byte, 16)
+	_, err := rand.Read(id)
+	fail(err)
+	return id
 }
-
-func (encoded) Name() string { return "proto" }
 
 func number(text string) int {
 	value, err := strconv.Atoi(text)

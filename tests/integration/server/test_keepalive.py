@@ -15,6 +15,7 @@ from grpc._cython import cygrpc
 
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
+from tests.support.go_client import built
 
 ROOT = Path(__file__).parents[3]
 IDLE_S = 60 if LONG else 1  # strikes are counted when pings come: only a long run proves that they are tolerated
@@ -75,9 +76,7 @@ def _python_client(address: str, _folder: Path) -> None:
 
 
 def _go_client(address: str, folder: Path) -> None:
-    source = shutil.copytree(ROOT / "tests" / "foreign" / "go_client", folder / "source")
-    subprocess.run(["go", "build", "-o", "client", "."], cwd=source, check=True, timeout=600)
-    command = [str(source / "client"), "keepalive", address, str(IDLE_S)]
+    command = [str(built(folder)), "keepalive", address, str(IDLE_S)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (0, "the connection stayed up\n"), done.stderr
 

@@ -20,10 +20,10 @@ import pytest
 
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
+from tests.support.go_client import built
 from tmc_common.protocol import message_pb2, message_pb2_grpc
 
 WORKERS, EACH = 200, 225 if LONG else 20
-GO = Path(__file__).parents[2] / "foreign" / "go_client"
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,7 @@ def test_calls_beyond_the_limit_of_a_connection_wait_in_the_client(tmp_path: Pat
 
 def _go_workers(running: RunningCenter, folder: Path) -> str:
     """Run the Go client. Returns: what it prints, statuses and how often each came."""
-    source = shutil.copytree(GO, folder / "source")
-    subprocess.run(["go", "build", "-o", "client", "."], cwd=source, check=True, timeout=600)
-    command = [str(source / "client"), "publish", running.address, "orders", running.keys["orders"]]
+    command = [str(built(folder)), "publish", running.address, "orders", running.keys["orders"]]
     done = subprocess.run([*command, str(WORKERS), str(EACH)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
