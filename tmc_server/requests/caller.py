@@ -100,8 +100,16 @@ class Budget:
         _let_go(self._open_calls, app.number, 1)
 
     def begin_request(self, app: App, size: int) -> None:
-        """Raises RateLimited. One request alone is never too large for the bytes that may be open."""
+        """Raises RateLimited."""
+        self.take_bytes(app, size)
+        self.hold_request(app, size)
+
+    def take_bytes(self, app: App, size: int) -> None:
+        """Charge the rate only. Raises RateLimited."""
         self._bytes.take(app, size)
+
+    def hold_request(self, app: App, size: int) -> None:
+        """Hold bytes only. Raises RateLimited. One request alone is never too large for the bytes that may be open."""
         limit = self._allowance.open_bytes
         _hold(self._open_bytes, app.number, size, max(limit, size) if limit else 0, "bytes of requests at once")
 

@@ -1,13 +1,14 @@
 """Serves calls over one stream: each request is answered by one response, as soon as it is done.
 
-What refuses a single call for a moment, such as a rate, slows a stream down: its requests wait, and while `_AT_ONCE` of them
-wait or run, no further one is read, so that flow control stops the sender.
+A rate that would refuse a single call slows a stream down: its requests wait, and while `_AT_ONCE` of them wait or run, no
+further one is read, so that flow control stops the sender. Only more bytes than an app may have open end it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import grpc
 from google.protobuf.message import Message
@@ -62,27 +63,32 @@ class CallStream:
             data = await self._context.read()
             if data is grpc.aio.EOF:
                 return
-            tasks.create_task(self._answer(data))
+            try:
+                self._budget.hold_request(self._app, len(data))
+            except RateLimited as error:
+                self._end(error)
+                return
+            answering = tasks.create_task(self._answer(data))
+            answering.add_done_callback(partial(self._done, len(data)))  # also of one that was canceled before it began
 
     async def _answer(self, data: bytes) -> None:
         try:
-            response = await self._within_budget(data)
+            response = await self._within_rates(data)
             async with self._writing:
                 await self._context.write(response)
         except Exception as exc:  # noqa: BLE001 - `serve` raises it, once the others are answered
             self._end(exc)
-        finally:
-            self._room.release()
 
-    async def _within_budget(self, data: bytes) -> Message:
-        app, budget, size = self._app, self._budget, len(data)
+    def _done(self, size: int, _answering: asyncio.Task[None]) -> None:
+        self._budget.end_request(self._app, size)
+        self._room.release()
+
+    async def _within_rates(self, data: bytes) -> Message:
+        app, budget = self._app, self._budget
         await when_allowed(lambda: budget.begin_call(app))
         try:
-            await when_allowed(lambda: budget.begin_request(app, size))
-            try:
-                return await self._perform(data)
-            finally:
-                budget.end_request(app, size)
+            await when_allowed(lambda: budget.take_bytes(app, len(data)))
+            return await self._perform(data)
         finally:
             budget.end_call(app)
 

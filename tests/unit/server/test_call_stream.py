@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tmc_server.domain.catalog import App
-from tmc_server.errors import MalformedRequest, ShuttingDown
+from tmc_server.errors import MalformedRequest, RateLimited, ShuttingDown
 from tmc_server.requests.caller import Allowance, Budget
 from tmc_server.rpc.call_stream import CallStream
 
@@ -36,6 +36,7 @@ class Line:
         self.requests: asyncio.Queue[Any] = asyncio.Queue()
         self.written: list[Any] = []
         self.read_so_far = 0
+        self._is_writing = False
         for number in range(requests):
             self.requests.put_nowait(str(number).encode())
         if ends:
@@ -47,7 +48,10 @@ class Line:
         return request
 
     async def write(self, response: Any) -> None:
+        assert not self._is_writing, "gRPC takes one response at a time"
+        self._is_writing = True
         await asyncio.sleep(0)
+        self._is_writing = False
         self.written.append(response)
 
 
@@ -80,8 +84,8 @@ async def test_responses_come_as_they_are_ready() -> None:
     line, work = Line(3), Work()
     serving = asyncio.create_task(_stream(line, work.perform).serve())
     await _settled()
-    for number in (2, 0, 1):
-        work.done(number)
+    for numbers in ((2,), (0, 1)):
+        work.done(*numbers)
         await _settled()
     await serving
     assert line.written == [b"2", b"0", b"1"]
@@ -154,8 +158,8 @@ async def test_a_stream_that_is_finished_answers_what_it_has_read() -> None:
 
 @pytest.mark.parametrize(
     "allowance",
-    [Allowance(calls_per_second=1), Allowance(bytes_per_second=1), Allowance(open_calls=1), Allowance(open_bytes=1)],
-    ids=["calls_per_second", "bytes_per_second", "open_calls", "open_bytes"],
+    [Allowance(calls_per_second=1), Allowance(bytes_per_second=1), Allowance(open_calls=1)],
+    ids=["calls_per_second", "bytes_per_second", "open_calls"],
 )
 @on_a_loop
 async def test_a_limit_delays_requests_and_refuses_none(allowance: Allowance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +189,27 @@ async def test_a_limit_delays_requests_and_refuses_none(allowance: Allowance, mo
 
 
 @on_a_loop
-async def test_a_canceled_stream_gives_its_budget_back() -> None:
+async def test_more_open_bytes_than_an_app_may_have_end_the_stream_after_what_was_read() -> None:
+    line, work = Line(4, ends=False), Work()
+    budget = Budget(Allowance(open_bytes=3))
+    serving = asyncio.create_task(_stream(line, work.perform, budget).serve())
+    await _settled()
+    assert (line.read_so_far, len(work.begun)) == (4, 3)
+    work.done(0, 1, 2)
+    with pytest.raises(RateLimited):
+        await serving
+    assert line.written == [b"0", b"1", b"2"]
+    budget.begin_request(APP, 3)
+
+
+@on_a_loop
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_canceled_stream_gives_its_budget_back(turns: int) -> None:
     line, work = Line(3, ends=False), Work()
     budget = Budget(Allowance(open_calls=3, open_bytes=3))
-    serving = asyncio.create_task(CallStream(line, APP, budget, work.perform).serve())  # type: ignore[arg-type]
-    await _settled()
-    assert len(work.begun) == 3
+    serving = asyncio.create_task(_stream(line, work.perform, budget).serve())
+    for _ in range(turns):  # some of its requests have not begun
+        await asyncio.sleep(0)
     serving.cancel()
     await asyncio.wait({serving})
     for _ in range(3):
