@@ -36,17 +36,45 @@ def _connect(server: MariaDB | PostgreSQL) -> Any:
     return MySQLdb.connect(host="127.0.0.1", port=server.port, user="root", db="tmc_floor", autocommit=False)
 
 
-def messages_per_s(server: MariaDB | PostgreSQL, seconds: float, batch: int = 200, connections: int = 4) -> float:
-    """Run the floor on a private server."""
+def _set_up(server: MariaDB | PostgreSQL) -> None:
     server.create("tmc_floor")
-    is_postgresql = isinstance(server, PostgreSQL)
-    binary = "" if is_postgresql else "_binary "
+    blob = "BYTEA" if isinstance(server, PostgreSQL) else "BLOB"
     setup = _connect(server)
     cursor = setup.cursor()
     for statement in _SETUP:
-        cursor.execute(statement.format(blob="BYTEA" if is_postgresql else "BLOB"))
+        cursor.execute(statement.format(blob=blob))
     setup.commit()
     setup.close()
+
+
+class RawCommits:
+    """One message after the other: what a caller who waits for both commits cannot avoid."""
+
+    def __init__(self, server: MariaDB) -> None:
+        _set_up(server)
+        self._connection = _connect(server)
+        self._body = os.urandom(256)
+
+    def two_commits(self, number: int) -> None:
+        """Insert a message; then decide it and insert its delivery."""
+        cursor, now = self._connection.cursor(), int(time.time() * 1000)
+        values = (number, f"k{number}", self._body, now + 10000, now)
+        cursor.execute("INSERT INTO floor_message VALUES (%s, %s, 1, 1, _binary %s, 1, %s, %s)", values)
+        self._connection.commit()
+        cursor.execute("SELECT id, state, body FROM floor_message WHERE id = %s FOR UPDATE", (number,))
+        cursor.fetchall()
+        cursor.execute("UPDATE floor_message SET state = 2, due = NULL WHERE id = %s AND state = 1", (number,))
+        cursor.execute("INSERT INTO floor_consumption VALUES (%s, 1, 1, 1, %s)", (number, now + 10000))
+        self._connection.commit()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def messages_per_s(server: MariaDB | PostgreSQL, seconds: float, batch: int = 200, connections: int = 4) -> float:
+    """Run the floor on a private server."""
+    _set_up(server)
+    binary = "" if isinstance(server, PostgreSQL) else "_binary "
     ids, lock, done, body = itertools.count(1 << 40), threading.Lock(), [], os.urandom(256)
 
     def lane(stop: float) -> None:

@@ -3,7 +3,10 @@
 usage: life.py produce ADDRESS KEY NAME THREADS COUNT FOLDER      single calls: prepare, submit
        life.py tasks ADDRESS KEY NAME TASKS COUNT FOLDER          the same from asyncio tasks
        life.py batches ADDRESS KEY NAME THREADS COUNT FOLDER      explicit batches of 100
-       life.py consume ADDRESS KEY COUNT FOLDER                   until COUNT distinct messages were handled and acked
+       life.py paced ADDRESS KEY NAME 1 COUNT FOLDER              from asyncio tasks that begin at a rate, BENCH_PER_S, whatever
+                                                                  the ones before take; NAME.times: key, seconds, submit
+       life.py consume ADDRESS KEY COUNT FOLDER                   until COUNT distinct messages were handled and acked;
+                                                                  handled: key, how often, when first
 
 BENCH_TOPIC: another topic. BENCH_ORDER_KEYS: how many order keys its messages have, in turn.
 
@@ -94,6 +97,34 @@ def tasks(address: str, key: str, name: str, callers: str, count: str, folder: s
     _report(began, committed, f"{folder}/{name}.committed")
 
 
+def paced(address: str, key: str, name: str, _callers: str, count: str, folder: str) -> None:
+    """Seconds count from when a message was due, not from when this process came to it."""
+    per_s = float(os.environ["BENCH_PER_S"])
+    committed: list[str] = []
+    times: list[str] = []
+
+    async def one(face: tmc.aio.AsyncCenter, message: str, due: float) -> None:
+        prepared = await face.prepare(TOPIC, BODY, key=message, timeout=LIMIT)
+        submitted = time.monotonic()
+        await face.submit(prepared, timeout=LIMIT)
+        committed.append(message)
+        times.append(f"{message} {time.monotonic() - due} {submitted}")
+
+    async def main() -> Began:
+        face = tmc.aio.connect(address, app="orders", key=key)
+        began = _started()
+        async with asyncio.TaskGroup() as group:
+            for number in range(int(count)):
+                due = began.at + number / per_s
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                group.create_task(one(face, f"{name}-{number}", due))
+        return began
+
+    began = asyncio.run(main())
+    Path(folder, f"{name}.times").write_text("\n".join(times))
+    _report(began, committed, f"{folder}/{name}.committed")
+
+
 def batches(address: str, key: str, name: str, threads: str, count: str, folder: str) -> None:
     channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
     stub = message_pb2_grpc.MessageServiceStub(channel)
@@ -145,6 +176,7 @@ def consume(address: str, key: str, count: str, folder: str) -> None:
     center = tmc.connect(address, app="coupons", key=key)
     consumer = tmc.Consumer(center, concurrency=4, prefetch=1000)
     handled: Counter[str] = Counter()
+    first: dict[str, float] = {}
     done = threading.Event()
     wanted, own = int(count), Path(folder).name
 
@@ -152,6 +184,7 @@ def consume(address: str, key: str, count: str, folder: str) -> None:
     def handle(body: bytes, message: tmc.Message) -> None:
         if not message.key.startswith(own):
             return  # of the run before
+        first.setdefault(message.key, time.monotonic())
         handled[message.key] += 1
         if len(handled) >= wanted:
             done.set()
@@ -162,9 +195,11 @@ def consume(address: str, key: str, count: str, folder: str) -> None:
         consumer.stop()  # acks are stored when it returns
         ended, cpu_s = time.monotonic(), time.process_time() - began.cpu_s
     with open(f"{folder}/handled", "w") as file:
-        file.write("\n".join(f"{name} {times}" for name, times in handled.items()))
+        file.write("\n".join(f"{name} {times} {first[name]}" for name, times in handled.items()))
     print(json.dumps({"ended": ended, "cpu_s": cpu_s}), flush=True)
 
 
 if __name__ == "__main__":
-    {"produce": produce, "tasks": tasks, "batches": batches, "consume": consume}[sys.argv[1]](*sys.argv[2:])
+    {"produce": produce, "tasks": tasks, "batches": batches, "paced": paced, "consume": consume}[sys.argv[1]](
+        *sys.argv[2:]
+    )

@@ -37,7 +37,7 @@ class Ledgers:
 
     def compare(self, folder: Path) -> None:
         committed = [key for path in folder.glob("*.committed") for key in path.read_text().split()]
-        handled = dict(line.split() for line in (folder / "handled").read_text().splitlines())
+        handled = dict(line.split()[:2] for line in (folder / "handled").read_text().splitlines())
         self.lost += len(set(committed) - set(handled))
         self.invented += len(set(handled) - set(committed))
         self.duplicates += sum(int(times) - 1 for times in handled.values())
@@ -45,10 +45,11 @@ class Ledgers:
 
 @dataclass(frozen=True)
 class Lives:
-    """per_s: full lives per second.  cpu_us: CPU microseconds per message by part, PARTS."""
+    """per_s: full lives per second.  cpu_us: CPU microseconds per message by part, PARTS.  folder: what its processes wrote."""
 
     per_s: float
     cpu_us: Mapping[str, float]
+    folder: Path
 
 
 SIDES = (
@@ -141,6 +142,7 @@ def run(
     return Lives(
         per_s=count / (consumer["ended"] - min(producer["began"] for producer in producers)),
         cpu_us={part: seconds / count * 1e6 for part, seconds in cpu_s.items()},
+        folder=folder,
     )
 
 

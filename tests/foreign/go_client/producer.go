@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	mostOpen  = 2    // requests without a response: what is asked meanwhile goes together into the next one
+	mostOpen  = 1    // requests without a response: what is asked meanwhile goes together into the next one
 	mostItems = 1000 // operations of one request
 	mostBytes = 1 << 20
 )
