@@ -2,13 +2,14 @@
 
 usage: life.py produce ADDRESS KEY NAME THREADS COUNT FOLDER      single calls: prepare, submit
        life.py tasks ADDRESS KEY NAME TASKS COUNT FOLDER          the same from asyncio tasks
-       life.py batches ADDRESS KEY NAME THREADS COUNT FOLDER      explicit batches of 100
+       life.py batches ADDRESS KEY NAME THREADS COUNT FOLDER      explicit batches of 100, of 4 MiB at most
        life.py paced ADDRESS KEY NAME 1 COUNT FOLDER              from asyncio tasks that begin at a rate, BENCH_PER_S, whatever
                                                                   the ones before take; NAME.times: key, seconds, submit
        life.py consume ADDRESS KEY COUNT FOLDER                   until COUNT distinct messages were handled and acked;
                                                                   handled: key, how often, when first
 
-BENCH_TOPIC: another topic. BENCH_ORDER_KEYS: how many order keys its messages have, in turn.
+BENCH_TOPIC: another topic.  BENCH_BODY: bytes of a body.  BENCH_ORDER_KEYS: how many order keys its messages have, in turn.
+BENCH_SUBSCRIBERS: APP:KEY of further subscribers, which must have handled each message, too; comma-separated.
 
 Each prints "ready", waits for a line, and prints one JSON line with monotonic times, which all processes share.
 """
@@ -22,6 +23,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +36,9 @@ from tmc_common.protocol import message_pb2, message_pb2_grpc
 
 TOPIC = os.environ.get("BENCH_TOPIC", "bench.paid")
 ORDER_KEYS = int(os.environ.get("BENCH_ORDER_KEYS", "0"))
-BODY = os.urandom(256)
+BODY = os.urandom(int(os.environ.get("BENCH_BODY", "256")))
+BATCH = min(100, (4 << 20) // len(BODY))  # a center takes requests of 16 MiB
+SUBSCRIBERS = [each.split(":") for each in os.environ.get("BENCH_SUBSCRIBERS", "").split(",") if each]
 LIMIT = timedelta(seconds=60)
 
 
@@ -133,8 +137,8 @@ def batches(address: str, key: str, name: str, threads: str, count: str, folder:
     committed: list[str] = []
 
     def work(thread: int) -> None:
-        for start in range(0, share, 100):
-            numbers = range(start, min(share, start + 100))
+        for start in range(0, share, BATCH):
+            numbers = range(start, min(share, start + BATCH))
             keys = [f"{name}-{thread}-{number}" for number in numbers]
             prepares = [
                 message_pb2.PrepareRequest(
@@ -173,29 +177,39 @@ def _report(began: Began, committed: list[str], path: str) -> None:
 
 
 def consume(address: str, key: str, count: str, folder: str) -> None:
-    center = tmc.connect(address, app="coupons", key=key)
-    consumer = tmc.Consumer(center, concurrency=4, prefetch=1000)
-    handled: Counter[str] = Counter()
-    first: dict[str, float] = {}
-    done = threading.Event()
     wanted, own = int(count), Path(folder).name
+    subscribers = [("coupons", key), *SUBSCRIBERS]
+    handled: list[Counter[str]] = [Counter() for _ in subscribers]
+    first: dict[str, float] = {}
+    done = threading.Semaphore(0)
 
-    @consumer.listener(TOPIC)
-    def handle(body: bytes, message: tmc.Message) -> None:
-        if not message.key.startswith(own):
-            return  # of the run before
-        first.setdefault(message.key, time.monotonic())
-        handled[message.key] += 1
-        if len(handled) >= wanted:
-            done.set()
+    def consumer_of(app: str, app_key: str, counts: Counter[str]) -> tmc.Consumer:
+        consumer = tmc.Consumer(tmc.connect(address, app=app, key=app_key), concurrency=4, prefetch=1000)
 
-    with consumer:
+        @consumer.listener(TOPIC)
+        def handle(body: bytes, message: tmc.Message) -> None:
+            if not message.key.startswith(own):
+                return  # of the run before
+            first.setdefault(message.key, time.monotonic())
+            counts[message.key] += 1
+            if counts[message.key] == 1 and len(counts) == wanted:
+                done.release()
+
+        return consumer
+
+    with ExitStack() as stack:
+        consumers = [
+            stack.enter_context(consumer_of(*who, counts)) for who, counts in zip(subscribers, handled, strict=True)
+        ]
         began = _started()
-        done.wait(600)
-        consumer.stop()  # acks are stored when it returns
+        for _ in consumers:
+            done.acquire(timeout=600)
+        for consumer in consumers:
+            consumer.stop()  # acks are stored when it returns
         ended, cpu_s = time.monotonic(), time.process_time() - began.cpu_s
+    everywhere = set(handled[0]).intersection(*handled[1:])
     with open(f"{folder}/handled", "w") as file:
-        file.write("\n".join(f"{name} {times} {first[name]}" for name, times in handled.items()))
+        file.writelines(f"{name} {max(each[name] for each in handled)} {first[name]}\n" for name in everywhere)
     print(json.dumps({"ended": ended, "cpu_s": cpu_s}), flush=True)
 
 
