@@ -202,7 +202,9 @@ class LimitsConfig(Section):
     open_bytes: int = Field(
         64 << 20, ge=0, le=64 << 30, description="bytes of an app's concurrent requests, per server; 0: no limit"
     )
-    streams: int = Field(200, ge=0, le=1_000_000, description="open streams of an app (Subscribe, Produce); 0: no limit")
+    streams: int = Field(
+        200, ge=0, le=1_000_000, description="open streams of an app (Subscribe, Produce); 0: no limit"
+    )
     connections: int = Field(2_000, ge=10, le=1_000_000, description="maximum connections to this server")
     connection_seconds: int = Field(
         300,
