@@ -112,8 +112,8 @@ _TOLD: tuple[tuple[str, type[PipelineError], str], ...] = (
         JobFailed,
         "Out of memory ({}): raise spark.memory, or use the polite profile; nothing was published.",
     ),
-    (  # py4j's words for a connection that was reset: an error of Java has a trace, and our classes are Spark's
-        r"()(?:\AAn error occurred while calling \S+\s*\Z|\A\S+ does not exist in the JVM\s*\Z)",
+    (  # py4j's words for a connection that was reset: an error of Java has a trace
+        r"()\AAn error occurred while calling \S+\s*\Z",
         JobFailed,
         _ENDED,
     ),

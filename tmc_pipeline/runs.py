@@ -94,6 +94,5 @@ def tell_progress() -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
-    # Only py4j logs at the root itself: a traceback about a connection to a JVM that ended, which is one line here.
-    root = logging.getLogger()
-    root.addFilter(lambda record: record.name != root.name)
+    # py4j logs at the root itself: a traceback about a connection to a JVM that ended, which is one line here.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,16 @@ class RateLimiter:
         self._buckets[app.number] = (tokens - amount, now)
 
 
+async def when_allowed(take: Callable[[], None]) -> None:
+    """Take from a rate as soon as it allows it. Callers wait in line for their turn, or the small ones overtake the large."""
+    while True:
+        try:
+            return take()
+        except RateLimited as limited:
+            pause_s = limited.retry_after_ms / 1000
+        await asyncio.sleep(pause_s)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
     """What one app may use of one server process. 0 means no limit."""
@@ -101,12 +112,13 @@ class Budget:
 
     def begin_request(self, app: App, size: int) -> None:
         """Raises RateLimited."""
-        self.take_bytes(app, size)
+        self._bytes.take(app, size)
         self.hold_request(app, size)
 
-    def take_bytes(self, app: App, size: int) -> None:
-        """Charge the rate only. Raises RateLimited."""
-        self._bytes.take(app, size)
+    async def when_rates_allow(self, app: App, size: int) -> None:
+        """Charge a request of a stream as a call of that size, as soon as the rates allow it."""
+        await when_allowed(lambda: self._calls.take(app, 1))
+        await when_allowed(lambda: self._bytes.take(app, size))
 
     def hold_request(self, app: App, size: int) -> None:
         """Hold bytes only. Raises RateLimited. One request alone is never too large for the bytes that may be open."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from tmc_server.domain.operations import Answer, Decide, Prepare
 from tmc_server.errors import TmcError
-from tmc_server.requests.caller import Caller
+from tmc_server.requests.caller import Caller, Item
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.preparing import Preparing
 
@@ -25,8 +25,8 @@ async def perform_both(
     stores = [item for item in items if isinstance(item, Prepare)]
     decides = [item for item in items if isinstance(item, Decide)]
     stored, decided = await asyncio.gather(
-        _answers(preparing.perform(caller, stores), len(stores)),
-        _answers(deciding.perform(caller, decides), len(decides)),
+        _answers(preparing, caller, stores),
+        _answers(deciding, caller, decides),
     )
     of_stores, of_decides = iter(stored), iter(decided)
     return [
@@ -35,9 +35,9 @@ async def perform_both(
     ]
 
 
-async def _answers(work: Awaitable[Sequence[Answer]], count: int) -> Sequence[Answer]:
+async def _answers(use_case: Preparing | Deciding, caller: Caller, items: Sequence[Item]) -> Sequence[Answer]:
     """Return the answers, or for each of them what was raised for all."""
     try:
-        return await work
+        return await use_case.perform(caller, items)
     except TmcError as error:
-        return [error] * count
+        return [error] * len(items)

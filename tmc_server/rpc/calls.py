@@ -16,8 +16,8 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from inspect import iscoroutinefunction
+from functools import cache, partial
+from inspect import isasyncgenfunction
 from typing import Any, TypeVar
 
 import grpc
@@ -31,12 +31,12 @@ from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.rights import RIGHTS, Right
-from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, RateLimited, TmcError
+from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, RateLimited, ShuttingDown, TmcError
 from tmc_server.metrics import METRICS
 from tmc_server.origin import LONGEST_ORIGIN, ORIGIN
 from tmc_server.requests.caller import Budget, Caller
 from tmc_server.rpc.authentication import Authentication
-from tmc_server.rpc.call_stream import CallStream
+from tmc_server.rpc.call_stream import CallStream, Work
 from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.permission import demand_role, demand_topics
 from tmc_server.rpc.reads import OPERATORS, Reads
@@ -64,6 +64,8 @@ class Edge:
         self.reads = Reads()
         self._looks: dict[str, asyncio.Semaphore] = {}
         self._streams: set[_Stream] = set()
+        self._lines: dict[int, asyncio.Lock] = {}
+        self._stopping = False
         self._seen: object = None
         self._looking = False
 
@@ -94,8 +96,14 @@ class Edge:
             await self.doorkeeper.hold_up(context)
         await refuse(context, error)
 
+    def line(self, app: App) -> asyncio.Lock:
+        """Return the line in which the requests of an app's streams are admitted."""
+        return self._lines.setdefault(app.number, asyncio.Lock())
+
     def opened(self, stream: _Stream) -> None:
-        """Register a stream: from now on it ends soon after its key is revoked."""
+        """Register a stream: from now on it ends soon after its key is revoked. Raises ShuttingDown."""
+        if self._stopping:
+            raise ShuttingDown
         self._streams.add(stream)
         if not self._looking:
             self._looking = True
@@ -106,7 +114,8 @@ class Edge:
         self._streams.discard(stream)
 
     def finish_streams(self) -> None:
-        """Have streams of calls end, answered; a stream would outlast any grace."""
+        """Have streams of calls end, answered, and let no other begin: a stream would outlast any grace."""
+        self._stopping = True
         for stream in self._streams:
             stream.finish()
 
@@ -145,13 +154,13 @@ class _Stream:
             self.task.cancel()
 
 
-_Talk = Callable[[Caller, _Stream, Context], Awaitable[None]]
+_Exchange = Callable[[Caller, _Stream, Context], Awaitable[None]]
 
 
 def handlers(service: ServiceDescriptor, servicer: object, edge: Edge) -> grpc.GenericRpcHandler:
     """Return all methods of `servicer`, each async (identity, request) -> response, or (identity, requests) -> responses.
 
-    Streams may have either form; with the first, each request is answered by one response.
+    A stream may also be calls of its own: async (identity, request) -> what answers it, once the request is admitted.
     """
     made = {method.name: _handler(method, getattr(servicer, method.name), edge) for method in service.methods}
     return grpc.method_handlers_generic_handler(service.full_name, made)
@@ -162,8 +171,9 @@ def _handler(method: MethodDescriptor, behavior: Any, edge: Edge) -> Any:
     decode = _decoder(method.input_type)
     name = f"{method.containing_service.name}/{method.name}"
     if method.server_streaming:
-        talk = _calls(name, behavior, decode, edge) if iscoroutinefunction(behavior) else _talk(behavior, decode)
-        return grpc.stream_stream_rpc_method_handler(_streaming(talk, edge), response_serializer=_serialize)
+        is_talk = isasyncgenfunction(behavior)
+        exchange = _conversation(behavior, decode) if is_talk else _call_stream(name, behavior, decode, edge)
+        return grpc.stream_stream_rpc_method_handler(_streaming(exchange, edge), response_serializer=_serialize)
     return grpc.stream_unary_rpc_method_handler(
         _unary(name, behavior, right, decode, edge), response_serializer=_serialize
     )
@@ -268,44 +278,61 @@ def _served(name: str) -> Histogram:
     return METRICS.call_seconds.labels(name, "OK")
 
 
-def _talk(behavior: Callable[[Any, Any], AsyncGenerator[Message]], decode: Callable[[bytes], Message]) -> _Talk:
-    async def talk(caller: Caller, _stream: _Stream, context: Context) -> None:
+def _conversation(
+    behavior: Callable[[Any, Any], AsyncGenerator[Message]], decode: Callable[[bytes], Message]
+) -> _Exchange:
+    async def exchange(caller: Caller, _stream: _Stream, context: Context) -> None:
         async with aclosing(behavior(caller, _requests(context, decode))) as responses:
             async for response in responses:
                 await context.write(response)
 
-    return talk
+    return exchange
 
 
-def _calls(
-    name: str,
-    behavior: Callable[[Any, Any], Awaitable[Message]],
-    decode: Callable[[bytes], Message],
-    edge: Edge,
-) -> _Talk:
-    async def talk(caller: Caller, stream: _Stream, context: Context) -> None:
-        caller = replace(caller, context={})  # the trace of whoever opened the stream is not that of its messages
+def _call_stream(
+    name: str, behavior: Callable[[Any, Any], Awaitable[Work]], decode: Callable[[bytes], Message], edge: Edge
+) -> _Exchange:
+    async def exchange(opener: Caller, stream: _Stream, context: Context) -> None:
+        app = opener.app
 
-        async def perform(data: bytes) -> Message:
-            began = time.monotonic()
-            response = await behavior(caller, decode(data))
-            _served(name).observe(time.monotonic() - began)
-            return response
+        def hold(size: int) -> Callable[[], None]:
+            edge.budget.hold_request(app, size)
+            return partial(edge.budget.end_request, app, size)
 
-        calls = CallStream(context, caller.app, edge.budget, perform)
+        async def admit(data: bytes) -> Work:
+            await edge.budget.when_rates_allow(app, len(data))
+            caller = edge.identity(stream.identify, context)  # an operator's rights may have changed or expired
+            # The trace of whoever opened the stream is not that of its messages.
+            return _timed(name, await behavior(replace(caller, context={}), decode(data)))
+
+        calls = CallStream(context, hold=hold, admit=admit, line=edge.line(app), failure=_failure)
         stream.finish = calls.finish
         await calls.serve()
 
-    return talk
+    return exchange
 
 
-def _streaming(talk: _Talk, edge: Edge) -> Callable[[Any, Context], Awaitable[None]]:
+def _timed(name: str, work: Work) -> Work:
+    async def timed() -> Message:
+        began = time.monotonic()
+        response = await work()
+        _served(name).observe(time.monotonic() - began)
+        return response
+
+    return timed
+
+
+def _failure(exc: Exception) -> Exception:
+    return exc if isinstance(exc, grpc.aio.AbortError) else _as_ours(exc)
+
+
+def _streaming(exchange: _Exchange, edge: Edge) -> Callable[[Any, Context], Awaitable[None]]:
     identify = edge.authentication.app
 
     async def serve(stream: _Stream, context: Context) -> None:
         caller = edge.identity(identify, context)
         with _open_stream(edge, stream, caller.app):
-            await talk(caller, stream, context)
+            await exchange(caller, stream, context)
 
     async def call(_requests: Any, context: Context) -> None:
         task = asyncio.current_task()

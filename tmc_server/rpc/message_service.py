@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tmc_common.protocol import message_pb2, types_pb2
@@ -13,13 +14,13 @@ from tmc_server.domain.operations import Answer, Stored
 from tmc_server.errors import InvalidField, TmcError
 from tmc_server.requests import validation
 from tmc_server.requests.administering import Administering
-from tmc_server.requests.caller import Caller, Item
+from tmc_server.requests.caller import Caller, Item, when_allowed
 from tmc_server.requests.deciding import Deciding
 from tmc_server.requests.lookup import Lookup
 from tmc_server.requests.preparing import Preparing
 from tmc_server.requests.producing import perform_both
 from tmc_server.rpc import convert
-from tmc_server.rpc.call_stream import when_allowed
+from tmc_server.rpc.call_stream import Work
 from tmc_server.rpc.items import Turns, only
 from tmc_server.rpc.status import item_error
 
@@ -106,11 +107,14 @@ class MessageServicer:
     async def RollbackMany(self, caller: Caller, request: message_pb2.RollbackManyRequest) -> Any:
         return await self._many(self._deciding, _ROLLBACK, caller, self._decide_item(caller, commit=False), request)
 
-    async def Produce(self, caller: Caller, request: message_pb2.ProduceRequest) -> Any:
-        """Answer one request of a stream. Raises InvalidField: their number; any other error is that of an operation."""
+    async def Produce(self, caller: Caller, request: message_pb2.ProduceRequest) -> Work:
+        """Admit a request of a stream, as soon as the rate of items allows it. Raises InvalidField: their number."""
         operations = request.operations
-        validation.items(len(operations), "operations")
-        await when_allowed(lambda: self._preparing.admit(caller, len(operations)))
+        count = validation.items(len(operations), "operations")
+        await when_allowed(lambda: self._preparing.admit(caller, count))
+        return partial(self._performed, caller, operations)
+
+    async def _performed(self, caller: Caller, operations: Sequence[message_pb2.Operation]) -> Any:
         items = await self._turns.items(caller, self._operation_item(caller), operations)
         answers = await perform_both(self._preparing, self._deciding, caller, items)
         results = await self._turns.each(caller, _to_result, list(zip(operations, answers, strict=True)))

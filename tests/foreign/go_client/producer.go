@@ -60,7 +60,12 @@ func (p *Producer) Perform(ctx context.Context, operation *tmcv1.Operation) (*tm
 	case result := <-q.answer:
 		return result, nil
 	case <-p.ended:
-		return nil, p.why
+		select {
+		case result := <-q.answer: // it was answered just before
+			return result, nil
+		default:
+			return nil, p.why
+		}
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -77,11 +82,11 @@ func (p *Producer) send(stream tmcv1.MessageService_ProduceClient) {
 		request, size := &tmcv1.ProduceRequest{}, 0
 		for q := p.next(true); q != nil; q = p.next(false) {
 			last++
-			q.operation.Id = last
 			p.lock.Lock()
 			p.questions[last] = q
 			p.lock.Unlock()
-			request.Operations = append(request.Operations, q.operation)
+			operation := &tmcv1.Operation{Id: last, Operation: q.operation.Operation} // the caller may repeat its own
+			request.Operations = append(request.Operations, operation)
 			size += len(q.operation.GetPrepare().GetBody()) + len(q.operation.GetPublish().GetBody())
 			if len(request.Operations) == mostItems || size >= mostBytes {
 				break

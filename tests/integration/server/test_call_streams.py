@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import random
+import sqlite3
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,11 @@ import pytest
 
 from tests.integration.server.test_api import refusal
 from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, message_pb2, message_pb2_grpc, types_pb2
+from tmc_server.domain.catalog import App
+from tmc_server.errors import RateLimited
+from tmc_server.requests.caller import RateLimiter
 
 
 class Stream:
@@ -184,19 +191,54 @@ def _ended(stream: Stream) -> str:
     return "OK"
 
 
-def test_a_rate_slows_a_stream_down_and_refuses_nothing(tmp_path: Path) -> None:
-    limits = {"items_per_second": 300}
+def test_a_rate_slows_a_stream_down_and_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, refused = RateLimiter.take, 0
+
+    def counted(limiter: RateLimiter, app: App, amount: int) -> None:
+        nonlocal refused
+        try:
+            take(limiter, app, amount)
+        except RateLimited:
+            refused += 1
+            raise
+
+    monkeypatch.setattr(RateLimiter, "take", counted)
     with (
-        RunningCenter(f"sqlite:///{tmp_path}/c.db", limits=limits) as slow,
+        RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"items_per_second": 300}) as slow,
         grpc.insecure_channel(slow.address, [("grpc.use_local_subchannel_pool", 1)]) as channel,
     ):
         stream = Stream(slow, channel)
-        for number in range(60):
-            stream.send(*(_publish(f"{number}-{each}") for each in range(10)))
+        for number in range(6):
+            stream.send(*(_publish(f"{number}-{each}") for each in range(100)))
         stream.end()
         results = [result for response in stream.call for result in response.results]
         assert len(results) == 600
         assert not any(result.HasField("error") for result in results)
+        assert refused, "nothing waited for the rate"
+
+
+def test_a_stream_has_the_rights_that_its_operator_has_now(tmp_path: Path) -> None:
+    with (
+        RunningCenter(f"sqlite:///{tmp_path}/c.db") as center,
+        grpc.insecure_channel(center.address, [("grpc.use_local_subchannel_pool", 1)]) as channel,
+    ):
+        admin = center.admin(channel)
+        made = admin.RegisterOperator(
+            admin_pb2.RegisterOperatorRequest(name="ann", role=admin_pb2.ROLE_OPERATOR, reason="test"),
+            metadata=center.operator,
+        )
+        stream = Stream(center, channel, ("tmc-operator", f"Bearer {made.token}"))
+        assert not stream.ask(_publish("before"))[0].HasField("error")
+        narrowed = admin_pb2.UpdateOperatorRequest(name="ann", topics=["other."], reason="test")
+        narrowed.update_mask.paths.append("topics")
+        admin.UpdateOperator(narrowed, metadata=center.operator)
+
+        def refused() -> bool:
+            (result,) = stream.ask(_publish(os.urandom(8).hex()))
+            return bool(result.error.reason == types_pb2.TOPIC_NOT_ALLOWED)
+
+        eventually(refused)
+        stream.end()
 
 
 def test_the_trace_of_a_stream_is_not_that_of_its_messages(center: RunningCenter, channel: grpc.Channel) -> None:
@@ -223,8 +265,18 @@ def test_a_stream_ends_when_its_key_is_dropped(tmp_path: Path) -> None:
 
 def test_a_server_that_stops_ends_its_streams_answered(tmp_path: Path) -> None:
     center = RunningCenter(f"sqlite:///{tmp_path}/c.db")
-    with grpc.insecure_channel(center.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with (
+        grpc.insecure_channel(center.address, [("grpc.use_local_subchannel_pool", 1)]) as channel,
+        closing(sqlite3.connect(tmp_path / "c.db", isolation_level=None)) as lock,
+    ):
         stream = Stream(center, channel)
         stream.ask(_publish("before"))
-        center.stop()
+        lock.execute("BEGIN IMMEDIATE")
+        ids = stream.send(_publish("during"))
+        eventually(lambda: center.server.parts.edge.budget._open_bytes)  # it was read
+        stopping = threading.Thread(target=center.stop)
+        stopping.start()
+        lock.execute("ROLLBACK")
+        assert [each.id for each in stream.next_response()] == ids
         assert stream.status() == ("UNAVAILABLE", "SHUTTING_DOWN")
+        stopping.join()

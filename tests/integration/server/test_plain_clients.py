@@ -85,5 +85,21 @@ def _go_workers(running: RunningCenter, folder: Path) -> str:
 
 if LONG and shutil.which("go"):
 
+    def test_goroutines_share_a_stream(running: RunningCenter, tmp_path: Path) -> None:
+        running.subscribe("bench.paid", "coupons")
+        command = [
+            str(built(tmp_path)),
+            "stream",
+            running.address,
+            running.keys["orders"],
+            "go",
+            "64",
+            "6400",
+            str(tmp_path),
+        ]
+        done = subprocess.run(command, input="go\n", capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        assert len(set((tmp_path / "go.committed").read_text().split())) == 6400
+
     def test_a_go_client_with_two_hundred_workers_is_answered(running: RunningCenter, tmp_path: Path) -> None:
         assert _go_workers(running, tmp_path) == f"OK {WORKERS * EACH}\n"
