@@ -89,10 +89,10 @@ class CallStream:
                     let_bytes_go()
                     raise
                 del data  # the request has its own copy
-                answering = tasks.create_task(self._answer(work))
-                answering.add_done_callback(
-                    partial(self._done, let_bytes_go)
-                )  # also if it is canceled before it begins
+                answering = tasks.create_task(
+                    self._answer(work)
+                )  # canceled before it begins, it runs nothing of its own
+                answering.add_done_callback(partial(self._done, let_bytes_go))
         except Exception as exc:  # noqa: BLE001 - `serve` raises it, once the others are answered
             self._end(exc)
 
