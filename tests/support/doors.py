@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -88,24 +89,55 @@ class GrpcDoor:
 
     def _one(self, step: Step) -> Answer:
         name = step.op.capitalize()
-        request: Any = getattr(message_pb2, f"{name}Request")(topic=step.topic, key=step.key, attempt_id=step.attempt)
-        if step.op in ("prepare", "publish"):
-            request.body, request.content_type, request.order_key = step.body, step.content_type, step.order_key
-            request.delay_ms = step.delay_ms
-            request.headers.update(step.headers)
-        if step.op == "prepare":
-            request.ledger_id, request.check_target = step.ledger, step.target
-            request.transaction_time_ms = step.time_ms
-        many = getattr(message_pb2, f"{name}ManyRequest")(items=[request])
+        many = getattr(message_pb2, f"{name}ManyRequest")(items=[_request_of(step)])
         (result,) = getattr(self._stub, f"{name}Many")(many, metadata=self._metadata).results
-        if result.HasField("error"):
-            error = result.error
-            reason = types_pb2.Reason.Name(error.reason)
-            return Answer(reason, error.message_id, error.field, error.message)
-        return Answer(_state(types_pb2.MessageState.Name(result.state)), result.message_id)
+        return _answer_of(result)
 
     def close(self) -> None:
         self._channel.close()
+
+
+class StreamDoor:
+    """The same over one stream."""
+
+    def __init__(self, center: RunningCenter) -> None:
+        self._channel = grpc.insecure_channel(center.address)
+        self._requests: queue.SimpleQueue[message_pb2.ProduceRequest | None] = queue.SimpleQueue()
+        produce = message_pb2_grpc.MessageServiceStub(self._channel).Produce
+        self._responses = produce(iter(self._requests.get, None), metadata=center.as_app("orders"))
+
+    def send(self, *steps: Step) -> list[Answer]:
+        return [self._one(step) for step in steps]
+
+    def _one(self, step: Step) -> Answer:
+        operation = message_pb2.Operation(**{step.op: _request_of(step)})
+        self._requests.put(message_pb2.ProduceRequest(operations=[operation]))
+        (result,) = next(self._responses).results
+        return _answer_of(result)
+
+    def close(self) -> None:
+        self._requests.put(None)
+        self._channel.close()
+
+
+def _request_of(step: Step) -> Any:
+    kind = getattr(message_pb2, f"{step.op.capitalize()}Request")
+    request: Any = kind(topic=step.topic, key=step.key, attempt_id=step.attempt)
+    if step.op in ("prepare", "publish"):
+        request.body, request.content_type, request.order_key = step.body, step.content_type, step.order_key
+        request.delay_ms = step.delay_ms
+        request.headers.update(step.headers)
+    if step.op == "prepare":
+        request.ledger_id, request.check_target = step.ledger, step.target
+        request.transaction_time_ms = step.time_ms
+    return request
+
+
+def _answer_of(result: Any) -> Answer:
+    if result.HasField("error"):
+        error = result.error
+        return Answer(types_pb2.Reason.Name(error.reason), error.message_id, error.field, error.message)
+    return Answer(_state(types_pb2.MessageState.Name(result.state)), result.message_id)
 
 
 def _state(name: str) -> str:

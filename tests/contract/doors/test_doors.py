@@ -1,4 +1,4 @@
-"""The same steps through gRPC, a queue of RabbitMQ and a topic of Kafka: the same states, the same reasons."""
+"""The same steps through calls, a stream, a queue of RabbitMQ and a topic of Kafka: the same states, the same reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.center import RunningCenter
-from tests.support.doors import Answer, Door, GrpcDoor, KafkaDoor, RabbitDoor, Step, has_queue, open_queue
+from tests.support.doors import Answer, Door, GrpcDoor, KafkaDoor, RabbitDoor, Step, StreamDoor, has_queue, open_queue
 from tests.support.eventually import eventually
 from tests.support.kafka import Kafka
 from tests.support.rabbitmq import RabbitMQ
@@ -44,12 +44,14 @@ def center(
         yield running, {"orders": secret}
 
 
-@pytest.fixture(scope="module", params=["grpc", "rabbitmq", "kafka"])
+@pytest.fixture(scope="module", params=["grpc", "stream", "rabbitmq", "kafka"])
 def door(request: pytest.FixtureRequest, center: tuple[RunningCenter, dict[str, str]]) -> Iterator[Door]:
     running, secrets = center
     made: Door
     if request.param == "grpc":
         made = GrpcDoor(running)
+    elif request.param == "stream":
+        made = StreamDoor(running)
     elif request.param == "rabbitmq":
         broker: RabbitMQ = request.getfixturevalue("rabbitmq")
         made = RabbitDoor(broker.connect(), "orders", secrets["orders"])
