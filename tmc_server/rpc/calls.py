@@ -356,9 +356,9 @@ def _streaming(exchange: _Exchange, edge: Edge) -> Callable[[Any, Context], Awai
 @contextmanager
 def _open_stream(edge: Edge, stream: _Stream, app: App) -> Iterator[None]:
     edge.budget.begin_stream(app)
-    edge.opened(stream)
     METRICS.streams_open.inc()
     try:
+        edge.opened(stream)
         yield
     finally:
         METRICS.streams_open.dec()
