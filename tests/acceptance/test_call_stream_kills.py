@@ -44,7 +44,7 @@ class _Producer:
 
     async def run(self) -> None:
         while True:
-            with suppress(grpc.RpcError):
+            with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the latter: it ended while nobody read
                 await self._over_one_stream()
             self.server = next(self._servers)
             await asyncio.sleep(0.05)
@@ -112,11 +112,13 @@ async def _produce(cluster: Cluster) -> _Producer:
                 await asyncio.sleep(0.01)
             await _one(producer, number)
             done += 1
+            if done == _MESSAGES:
+                running.cancel()
 
     async def disturb() -> None:
         nonlocal most
         for turn in range(_TURNS):
-            while done < most - part // 2:
+            while done < (most if turn % 2 else most - part // 2):  # a stop comes while nobody asks
                 await asyncio.sleep(0.001)
             server = producer.server
             await asyncio.to_thread(server.terminate if turn % 2 else server.kill)
@@ -124,14 +126,11 @@ async def _produce(cluster: Cluster) -> _Producer:
             most += part
         most = _MESSAGES
 
-    running = asyncio.create_task(producer.run())
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:  # what fails in one ends all
+        running = group.create_task(producer.run())
         group.create_task(disturb())
         for _ in range(_CALLERS):
             group.create_task(caller())
-    running.cancel()
-    with suppress(asyncio.CancelledError):
-        await running
     return producer
 
 
