@@ -1,4 +1,4 @@
-"""What a message costs as things grow, each beside the usual message, in turns.
+"""Measures what a message costs as things grow, each beside the usual message, in turns.
 
 The usual one has 256 bytes, one subscriber, a topic in one shard, one server, and empty tables. Others have ten subscribers, a
 body of 16 KiB or of 256 KiB, a topic in all 32 shards, or tables with millions of closed messages. Lives per second with
@@ -27,7 +27,7 @@ PARTS = ("server", "database", "broker")
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What differs from the usual. share: of the messages of a round."""
+    """One kind of message, by how it differs from the usual one. share: of the messages of a round."""
 
     topic: str = "bench.paid"
     share: float = 1.0

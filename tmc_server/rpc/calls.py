@@ -302,7 +302,7 @@ def _call_stream(
         async def admit(data: bytes) -> Work:
             await edge.budget.when_rates_allow(app, len(data))
             caller = edge.identity(stream.identify, context)  # an operator's rights may have changed or expired
-            # The trace of whoever opened the stream is not that of its messages.
+            # The trace in the stream's metadata is not that of its messages.
             return _timed(name, await behavior(replace(caller, context={}), decode(data)))
 
         calls = CallStream(context, hold=hold, admit=admit, line=edge.line(app), failure=_failure)

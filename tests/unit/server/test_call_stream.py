@@ -122,15 +122,15 @@ async def test_no_more_is_read_than_is_worked_on() -> None:
 
 @on_a_loop
 async def test_a_client_that_reads_no_response_is_not_read_either() -> None:
-    line, stuck = Line(40), asyncio.Event()
+    class Stuck(Line):
+        async def write(self, response: Any) -> None:
+            await asyncio.Event().wait()
 
-    async def write(response: Any) -> None:
-        await stuck.wait()
+    line = Stuck(40)
 
     async def perform(data: bytes) -> Any:
         return data
 
-    line.write = write  # type: ignore[method-assign]
     serving = asyncio.create_task(_stream(line, perform).serve())
     await _settled()
     assert line.read_so_far == AT_ONCE
@@ -273,15 +273,14 @@ async def test_a_stream_whose_client_has_sent_all_ends_well_when_it_is_finished(
 
 @on_a_loop
 async def test_a_read_that_fails_ends_the_stream_after_what_was_read() -> None:
-    line, work = Line(1, ends=False), Work()
+    class Broken(Line):
+        async def read(self) -> Any:
+            if self.read_so_far == 2:
+                raise RuntimeError("the call is broken")
+            return await super().read()
+
+    line, work = Broken(3), Work()
     serving = asyncio.create_task(_stream(line, work.perform).serve())
-    await _settled()
-
-    async def fail() -> Any:
-        raise RuntimeError("the call is broken")
-
-    line.read = fail  # type: ignore[method-assign]
-    line.requests.put_nowait(b"1")
     await _settled()
     work.done(0, 1)
     with pytest.raises(RuntimeError, match="broken"):
