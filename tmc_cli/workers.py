@@ -14,13 +14,14 @@ _MODULE = "tmc_cli"
 def worker_commands(config: Config, path: str | None, count: int) -> Sequence[tuple[Sequence[str], Mapping[str, str]]]:
     """(arguments, environment) of `count` workers. Raises ConfigError: this configuration is for one process.
 
-    Worker i listens on the configured port + i, its metrics and its advertised address likewise.
+    Worker i listens on the configured ports + i, its metrics and its advertised address likewise.
     """
     if config.delivery.kind == "builtin":
         raise ConfigError("Built-in delivery is for one process: use one worker, or delivery.kind rabbitmq.")
     arguments = ["-m", _MODULE, "serve", *(["--config", path] if path else [])]
     shifted = {
         "TMC_SERVER__LISTEN": config.server.listen,
+        "TMC_HTTP__LISTEN": config.http.listen,
         "TMC_TELEMETRY__LISTEN": config.telemetry.listen,
         "TMC_CONSUL__ADVERTISE": config.consul.advertise,
     }

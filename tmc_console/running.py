@@ -14,10 +14,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tmc_common.addresses import HostPort
+from tmc_common.http_connections import MOST_CONNECTIONS, PatientProtocol, ProxiedProtocol, listen
 from tmc_common.proxies import proxy_options
 from tmc_console.application import application
 from tmc_console.center import Center
-from tmc_console.connections import MOST_CONNECTIONS, PatientProtocol, ProxiedProtocol
 from tmc_console.sessions import Sessions
 from tmc_console.sso_names import Provider
 from tmc_console.view import Setting
@@ -49,23 +49,17 @@ class ConsoleConfig:
 
 def run(config: ConsoleConfig, on_started: Callable[[int], None]) -> None:
     """Run until SIGTERM or SIGINT. on_started: called with the port. Raises OSError: it cannot listen there."""
-    listening = _listen(config.listen)
+    listening = listen(config.listen)
     on_started(listening.getsockname()[1])
     asyncio.run(_serve(config, listening))
 
 
 def run_beside(config: ConsoleConfig) -> int:
     """Run in a thread that ends with the program. Returns: the port. Raises OSError: it cannot listen there."""
-    listening = _listen(config.listen)
+    listening = listen(config.listen)
     threading.Thread(target=lambda: asyncio.run(_serve(config, listening)), name="tmc-console", daemon=True).start()
     port: int = listening.getsockname()[1]
     return port
-
-
-def _listen(address: str) -> socket.socket:
-    place = HostPort.parse(address)
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    return socket.create_server((place.host, place.port), family=family)
 
 
 async def _serve(config: ConsoleConfig, listening: socket.socket) -> None:

@@ -451,6 +451,12 @@ class TelemetryConfig(Section):
     )
 
 
+class HttpConfig(Section):
+    """[http]: the calls as JSON over HTTP, beside gRPC; certificates are those of [tls]."""
+
+    listen: Address = Field("", description="host:port; empty: none; workers take the next ports")
+
+
 class DevConfig(Section):
     """[dev]: what `tmc dev` gives to names it meets for the first time."""
 
@@ -469,6 +475,7 @@ class Config(Section):
     """Everything; each field is a section of the file."""
 
     server: ServerConfig = ServerConfig()
+    http: HttpConfig = HttpConfig()
     tls: TlsConfig = TlsConfig()
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()

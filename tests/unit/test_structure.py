@@ -78,6 +78,13 @@ ALLOWED = {
         "tmc_common.protocol",
         "tmc_common.submission",
     },
+    "tmc_server.http": {
+        *_SERVER,
+        "tmc_server.config",
+        "tmc_server.rpc",
+        "tmc_common.addresses",
+        "tmc_common.http_connections",
+    },
     "tmc_server.submission": {
         *_SERVER,
         "tmc_server.requests",
@@ -121,6 +128,7 @@ ALLOWED["tmc_cli"] = {
     "tmc_server.telemetry",
 }
 ALLOWED["tmc_console"] = {
+    "tmc_common.http_connections",
     "tmc_common.limited",
     "tmc_common.addresses",
     "tmc_common.enums",
@@ -152,6 +160,7 @@ LIBRARIES = {
         "tmc_cli",
         "tmc_console",
         "tmc_server.checks",
+        "tmc_server.http",
         "tmc_server.rpc",
         "tmc_server.submission",
     },
@@ -162,6 +171,7 @@ LIBRARIES = {
         "tmc_console",
         "tmc_server.app",
         "tmc_server.checks",
+        "tmc_server.http",
         "tmc_server.rpc",
     },
     "grpc_health": {"tmc_server.rpc"},
@@ -180,7 +190,7 @@ LIBRARIES = {
     "jinja2": {"tmc_console", "tmc_pipeline"},
     "markupsafe": {"tmc_console"},
     "starlette": {"tmc_console"},
-    "uvicorn": {"tmc_console"},
+    "uvicorn": {"tmc_common", "tmc_console", "tmc_server.http"},
     "matplotlib": {"tmc_pipeline"},
     "msgspec": {"tmc_client", "tmc_server.domain", "tmc_server.store"},
     "opentelemetry": {"tmc_common"},

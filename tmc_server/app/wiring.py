@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tmc_common.eventlog import EventLog
 from tmc_server.alerts.log import LogSink
@@ -15,6 +15,7 @@ from tmc_server.alerts.smtp import MailServer, SmtpSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.app.checks import Checks
 from tmc_server.app.discovery import Discovery
+from tmc_server.app.maintenance import CannotStart
 from tmc_server.app.opening import OpenStore
 from tmc_server.app.outlets import Outlets
 from tmc_server.app.run_mode import RunMode
@@ -39,6 +40,7 @@ from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.redelivering import Redelivering
 from tmc_server.duties.rescuing import Rescuing
 from tmc_server.duties.retention import Retention
+from tmc_server.http.door import Door
 from tmc_server.metrics import METRICS
 from tmc_server.requests.acking import Acking
 from tmc_server.requests.administering import Administering
@@ -67,7 +69,7 @@ from tmc_server.rpc.consumption_service import ConsumptionServicer
 from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.reading_service import Readings
-from tmc_server.rpc.server import GrpcServer, build
+from tmc_server.rpc.server import SERVICES, GrpcServer, build
 from tmc_server.settings import ConfigError, settings_of
 from tmc_server.store.alert_outbox import SqlAlertOutbox
 from tmc_server.store.audit_seals import AuditSeals
@@ -98,6 +100,9 @@ from tmc_server.store.traffic import SqlTraffic, Traffic
 from tmc_server.submission.intake import Desk
 from tmc_server.submission.sharing import Sharing
 
+if TYPE_CHECKING:
+    from tmc_server.http.server import HttpServer
+
 log = EventLog("tmc.app")
 
 _RETENTION_S = 60.0
@@ -121,7 +126,7 @@ _LOGINS_S = 60.0
 class Wiring:
     """duties: in the order in which they start and stop.  findable: those that let others find this server.
 
-    submission: None: no submit queues are read.
+    submission: None: no submit queues are read.  http: None: calls come over gRPC only.
     """
 
     outlets: Outlets
@@ -133,6 +138,7 @@ class Wiring:
     administering: Administering
     edge: Edge
     grpc: GrpcServer
+    http: HttpServer | None
     submission: Sharing | None
     duties: Sequence[Periodic]
     findable: Sequence[Periodic]
@@ -267,6 +273,7 @@ def wire(
         administering=served.administering,
         edge=served.edge,
         grpc=served.grpc,
+        http=served.http,
         submission=sharing,
         duties=duties,
         findable=discovery.duties(served.grpc.port),
@@ -323,6 +330,7 @@ class _Served:
     administering: Administering
     edge: Edge
     grpc: GrpcServer
+    http: HttpServer | None
     desk: Desk
 
 
@@ -422,8 +430,24 @@ def _serve(
     }
     edge = _edge(config, store, first_use, mode.secret, sso)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
+    http = _http(config, servicers, edge, only_here=mode.is_open and not mode.secret)
     desk = Desk(catalog=catalog, preparing=preparing, deciding=deciding, budget=edge.budget)
-    return _Served(administering=administering, edge=edge, grpc=grpc, desk=desk)
+    return _Served(administering=administering, edge=edge, grpc=grpc, http=http, desk=desk)
+
+
+def _http(config: Config, servicers: Mapping[str, object], edge: Edge, *, only_here: bool) -> HttpServer | None:
+    """The second server, if there is to be one. Raises CannotStart, OSError: the port is taken."""
+    if not config.http.listen:
+        return None
+    try:
+        from tmc_server.http.server import HttpServer
+    except ModuleNotFoundError as exc:
+        raise CannotStart(f"[http] needs {exc.name}: install tmc-center[http].") from exc
+    limits = config.limits
+    door = Door(SERVICES, servicers, edge, request_bytes=limits.request_bytes, only_here=only_here)
+    server = HttpServer(door, config.http.listen, config.tls, limits.connections)
+    edge.doorkeeper.ports.add(server.port)
+    return server
 
 
 def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeStore, Sequence[Shard]]:

@@ -51,7 +51,10 @@ _LOOKS_AT_ONCE = 3  # of one operator, at what only shows something
 
 Identify = Callable[[Any], Any]
 Answer = TypeVar("Answer")
-_Call = Callable[[Any, Any], Awaitable[Message | None]]
+Call = Callable[[Any, Any], Awaitable[Message | None]]
+"""Serves one call: what precedes its requests, and its context. Returns: its answer; None: it was refused."""
+Decode = Callable[[int, bytes], Awaitable[Message]]
+"""Makes a request of what a sender sent. The sender is an app's number, or OPERATORS. Raises MalformedRequest."""
 
 
 class Edge:
@@ -167,16 +170,23 @@ def handlers(service: ServiceDescriptor, servicer: object, edge: Edge) -> grpc.G
 
 
 def _handler(method: MethodDescriptor, behavior: Any, edge: Edge) -> Any:
-    right = RIGHTS[f"{method.containing_service.full_name}/{method.name}"]
     decode = _decoder(method.input_type)
-    name = f"{method.containing_service.name}/{method.name}"
     if method.server_streaming:
+        name = _name(method)
         is_talk = isasyncgenfunction(behavior)
         exchange = _conversation(behavior, decode) if is_talk else _call_stream(name, behavior, decode, edge)
         return grpc.stream_stream_rpc_method_handler(_streaming(exchange, edge), response_serializer=_serialize)
+
+    async def decode_now(_sender: int, data: bytes) -> Message:
+        return decode(data)
+
     return grpc.stream_unary_rpc_method_handler(
-        _unary(name, behavior, right, decode, edge), response_serializer=_serialize
+        unary_call(method, behavior, edge, decode_now), response_serializer=_serialize
     )
+
+
+def _name(method: MethodDescriptor) -> str:
+    return f"{method.containing_service.name}/{method.name}"
 
 
 def _serialize(response: Message) -> bytes:
@@ -196,13 +206,12 @@ def _decoder(descriptor: Descriptor) -> Callable[[bytes], Message]:
     return decode
 
 
-def _unary(
-    name: str,
-    behavior: Callable[[Any, Any], Awaitable[Message]],
-    right: Right,
-    decode: Callable[[bytes], Message],
-    edge: Edge,
-) -> Callable[[Any, Context], Awaitable[Message | None]]:
+def unary_call(
+    method: MethodDescriptor, behavior: Callable[[Any, Any], Awaitable[Message]], edge: Edge, decode: Decode
+) -> Call:
+    """Return what surrounds `behavior`, whatever carries its requests."""
+    name = _name(method)
+    right: Right = RIGHTS[f"{method.containing_service.full_name}/{method.name}"]
     budget, reads = edge.budget, edge.reads
 
     async def of_app(caller: Caller, context: Context) -> Message:
@@ -213,9 +222,9 @@ def _unary(
             size = len(data)
             budget.begin_request(app, size)
             try:
-                request = behavior(caller, decode(data))
+                request = await decode(app.number, data)
                 del data  # the request has its own copy
-                return await request
+                return await behavior(caller, request)
             finally:
                 budget.end_request(app, size)
         finally:
@@ -223,7 +232,7 @@ def _unary(
 
     async def of_operator(operator: Operator, role: Role, context: Context) -> Message:
         demand_role(operator, role)
-        request = decode(await reads.one(context, OPERATORS))
+        request = await decode(OPERATORS, await reads.one(context, OPERATORS))
         demand_topics(operator, right, request, edge.authentication.catalog)
         ORIGIN.set(context.peer()[:LONGEST_ORIGIN])
         if role > Role.VIEWER:
@@ -253,7 +262,7 @@ def _unary(
     return _traced(name, call)
 
 
-def _traced(name: str, call: _Call) -> _Call:
+def _traced(name: str, call: Call) -> Call:
     """Put a span around each call, if the server uses OpenTelemetry."""
     service, _, method = name.partition("/")
     attributes = {"rpc.system": "grpc", "rpc.service": f"tmc.v1.{service}", "rpc.method": method}

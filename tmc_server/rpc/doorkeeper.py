@@ -17,14 +17,13 @@ import random
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tmc_common.eventlog import EventLog
 from tmc_server.errors import RateLimited
 from tmc_server.metrics import METRICS
-from tmc_server.rpc.refusing import Context
 
 log = EventLog("tmc.doorkeeper")
 
@@ -40,10 +39,17 @@ _SHORT = 0.8  # of all connections in use: closed ones come back at once, so lea
 _GRACE_S = 1.0  # a connection this young may still show a key
 
 
+class Connected(Protocol):
+    """A call, as far as its connection is concerned."""
+
+    def peer(self) -> str: ...
+    def time_remaining(self) -> float | None: ...
+
+
 class Doorkeeper:
     """Everything but `sweep` on the loop. connections: limits.connections.
 
-    port: set when the server listens.  wake: have `sweep` run soon.
+    ports: where the server listens.  wake: have `sweep` run soon.
     """
 
     def __init__(
@@ -52,7 +58,7 @@ class Doorkeeper:
         sockets: Sockets | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.port = 0
+        self.ports: set[int] = set()
         self.wake: Callable[[], None] = lambda: None
         self._connections = connections
         self._monotonic = monotonic
@@ -64,24 +70,24 @@ class Doorkeeper:
         self._since: dict[str, float] = {}
         self._sockets = sockets or Sockets()
 
-    def showed_key(self, context: Context) -> None:
+    def showed_key(self, call: Connected) -> None:
         """A call of this connection was authenticated."""
-        peer = context.peer()
+        peer = call.peer()
         if peer not in self._proven:
             self._proven.add(peer)
 
-    def proven(self, context: Context) -> bool:
+    def proven(self, call: Connected) -> bool:
         """Return whether a call of this connection showed a valid key."""
-        return context.peer() in self._proven
+        return call.peer() in self._proven
 
-    async def admit(self, context: Context) -> None:
+    async def admit(self, call: Connected) -> None:
         """Admit a call that needs no key: at once if its connection is proven, else like `hold_up`."""
-        if not self.proven(context):
-            await self.hold_up(context)
+        if not self.proven(call):
+            await self.hold_up(call)
 
-    async def hold_up(self, context: Context) -> None:
+    async def hold_up(self, call: Connected) -> None:
         """Hold up a call without a key before it is answered: return at once, or late if its connection sends many of them."""
-        peer = context.peer()
+        peer = call.peer()
         now = self._monotonic()
         free, then = self._patience.get(peer, (_FREE_AT_ONCE, now))
         free = min(_FREE_AT_ONCE, free + (now - then) * _FREE_PER_SECOND) - 1
@@ -96,10 +102,10 @@ class Doorkeeper:
         held = self._held_of.get(peer, 0)
         self._held_of[peer] = held + 1
         others = (
-            0 if self.proven(context) else held
+            0 if self.proven(call) else held
         )  # a program that stands in for many, such as the console, showed a key
         try:
-            usual, left = random.uniform(*_HOLD_S), context.time_remaining()
+            usual, left = random.uniform(*_HOLD_S), call.time_remaining()
             seconds = usual * (1 + others / _MANY)
             await self._hold(seconds if left is None else max(usual, min(seconds, left / 2)))
         finally:
@@ -107,10 +113,10 @@ class Doorkeeper:
             if left:
                 self._held_of[peer] = left
 
-    async def hold_back(self, error: RateLimited, context: Context) -> None:
+    async def hold_back(self, error: RateLimited, call: Connected) -> None:
         """Hold back an app that is over a limit until it may repeat. One that repeats at once costs others more."""
         seconds = min(max(error.retry_after_ms / 1000, _LEAST_HELD_S), _MOST_HELD_S)
-        left = context.time_remaining()
+        left = call.time_remaining()
         if left is not None:
             seconds = min(seconds, left / 2)
         if self._held < _MOST_HELD:
@@ -124,16 +130,16 @@ class Doorkeeper:
         finally:
             self._held -= 1
 
-    def offended(self, context: Context) -> None:
+    def offended(self, call: Connected) -> None:
         """The connection misbehaved: unless it is proven, its next calls are answered late, for half a minute."""
-        if not self.proven(context):
-            self._patience[context.peer()] = (-30 * _FREE_PER_SECOND, self._monotonic())
+        if not self.proven(call):
+            self._patience[call.peer()] = (-30 * _FREE_PER_SECOND, self._monotonic())
 
     def sweep(self) -> None:
         """Close what has to go, forget who is gone. From any thread, every second or so."""
         now = self._monotonic()
         proven, patience, since = list(self._proven), list(self._patience), list(self._since)  # before: others come now
-        live = self._sockets.connections(self.port)
+        live = self._sockets.connections(self.ports)
         self._proven.difference_update([peer for peer in proven if peer not in live])
         for peer in patience:
             if peer not in live:
@@ -163,7 +169,7 @@ class Sockets:
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, str]] = {}  # inode: local port, peer
 
-    def connections(self, port: int) -> dict[str, int]:
+    def connections(self, ports: Collection[int]) -> dict[str, int]:
         """Peer, as gRPC writes it: file descriptor."""
         found: dict[str, int] = {}
         known: dict[int, tuple[int, str]] = {}
@@ -174,7 +180,7 @@ class Sockets:
                 continue
             if stat.S_ISSOCK(status.st_mode):
                 local, peer = known[status.st_ino] = self._known.get(status.st_ino) or _ends(number)
-                if local == port and peer:
+                if local in ports and peer:
                     found[peer] = number
         self._known = known
         return found
@@ -183,7 +189,7 @@ class Sockets:
         """Shut down the connection to `peer`, unless the descriptor belongs to another file by now."""
         try:
             with socket.socket(fileno=os.dup(number)) as connection:
-                if _name(connection.getpeername()) != peer:
+                if peer_name(connection.getpeername()) != peer:
                     return False
                 connection.shutdown(socket.SHUT_RDWR)
         except OSError:  # gone by itself
@@ -197,11 +203,12 @@ def _ends(number: int) -> tuple[int, str]:
         with socket.socket(fileno=os.dup(number)) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 return 0, ""
-            return connection.getsockname()[1], _name(connection.getpeername())
+            return connection.getsockname()[1], peer_name(connection.getpeername())
     except OSError:
         return 0, ""
 
 
-def _name(address: tuple[Any, ...]) -> str:
+def peer_name(address: tuple[Any, ...]) -> str:
+    """Return the name that gRPC gives to a peer. address: host, port."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -64,7 +64,7 @@ def build(servicers: Mapping[str, object], edge: Edge, listen: str, tls: TlsConf
         raise OSError(
             f"Cannot listen on {listen}: choose another address ([server] listen, or --port of tmc dev) or stop what uses it."
         ) from exc
-    edge.doorkeeper.port = port
+    edge.doorkeeper.ports.add(port)
     return GrpcServer(server, healthy, port)
 
 

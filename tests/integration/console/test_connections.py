@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from tests.support.eventually import eventually
-from tmc_console import connections
+from tmc_common import http_connections as connections
 from tmc_console.running import ConsoleConfig, run_beside
 
 BEGINNINGS = {

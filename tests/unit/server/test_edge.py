@@ -313,7 +313,7 @@ class TestDoorkeeper:
             ends = [listening.accept()[0] for _ in clients]
             first, second = (f"ipv4:127.0.0.1:{client.getsockname()[1]}" for client in clients)
             sockets = Sockets()
-            found = sockets.connections(port)
+            found = sockets.connections({port})
             assert found == {first: ends[0].fileno(), second: ends[1].fileno()}
             assert not sockets.shut_down(found[first], second)
             assert sockets.shut_down(found[first], first)

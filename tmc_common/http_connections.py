@@ -1,4 +1,4 @@
-"""The console's connections: silent ones end, and one peer has a part of them only.
+"""Connections of HTTP servers: silent ones end, and one peer has a part of them only.
 
 uvicorn ends a connection that is idle after a response, but waits for ever for a first request, for the rest of a request or
 a form, and for a client that does not read.
@@ -7,13 +7,29 @@ a form, and for a client that does not read.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tmc_common.addresses import HostPort
+
 MOST_CONNECTIONS = 1_000
 MOST_OF_A_PEER = 200
 PATIENCE_S = 10.0
+
+
+def listen(address: str) -> socket.socket:
+    """Listen on host:port, port 0 for a free one. Raises OSError."""
+    place = HostPort.parse(address)
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    try:
+        listening = socket.create_server((place.host, place.port), family=family)
+    except OSError as exc:
+        raise OSError(f"Cannot listen on {address}: {exc.strerror}.") from exc
+    # uvicorn sends head and body apart: without this, the body waits until the client has acknowledged the head, 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 class PatientProtocol(H11Protocol):
@@ -57,6 +73,8 @@ class PatientProtocol(H11Protocol):
         cycle: Any = self.cycle
         if cycle is None:
             return self
+        if self.timeout_keep_alive_task is not None:
+            return None  # idle: uvicorn ends it
         is_unread = self.transport.get_write_buffer_size() > 0
         return cycle if cycle.response_complete or cycle.more_body or is_unread else None
 
