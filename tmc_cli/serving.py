@@ -49,6 +49,9 @@ def dev(
     console_port: Annotated[
         int, typer.Option(min=-1, max=65_535, help="Port of the web console; 0 takes a free one, -1: no console.")
     ] = 50052,
+    http_port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Also serve JSON over HTTP, on this port.")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
     """Run the whole center in one process: SQLite, built-in delivery, no credentials, loopback only."""
@@ -59,7 +62,7 @@ def dev(
     except OSError as exc:
         fail(f"--data: cannot make the folder of {data}: {exc.strerror}.")
     try:
-        changed = in_one_process(settings, store or f"sqlite:///{data}", port)
+        changed = in_one_process(settings, store or f"sqlite:///{data}", port, http_port)
     except CannotStart as exc:
         fail(exc)
     configure_logging(settings.log)
@@ -70,6 +73,8 @@ def dev(
             "Open to everybody on this machine: apps and topics are made when they are first named.",
             err=True,
         )
+        if http_port:
+            typer.echo(f"HTTP: http://127.0.0.1:{http_port}", err=True)
         if console_port >= 0:
             typer.echo(_console(port, console_port), err=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import queue
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
+import httpx
 import pika
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -118,6 +120,39 @@ class StreamDoor:
     def close(self) -> None:
         self._requests.put(None)
         self._channel.close()
+
+
+class HttpDoor:
+    """The same as JSON, written as a client would that has only the OpenAPI document."""
+
+    def __init__(self, center: RunningCenter) -> None:
+        http = center.server.parts.http
+        assert http is not None
+        headers = dict(center.as_app("orders"))
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{http.port}", headers=headers, timeout=60)
+
+    def send(self, *steps: Step) -> list[Answer]:
+        return [self._one(step) for step in steps]
+
+    def _one(self, step: Step) -> Answer:
+        given: dict[str, object] = {"topic": step.topic, "key": step.key, "attemptId": _base64(step.attempt)}
+        if step.op in ("prepare", "publish"):
+            given |= {"body": _base64(step.body), "contentType": step.content_type, "orderKey": step.order_key}
+            given |= {"delayMs": step.delay_ms, "headers": dict(step.headers)}
+        if step.op == "prepare":
+            given |= {"ledgerId": _base64(step.ledger), "checkTarget": step.target, "transactionTimeMs": step.time_ms}
+        answer = self._client.post(f"/v1/messages:{step.op}", json=given)
+        found = answer.json()
+        if answer.is_success:
+            return Answer(_state(found["state"]), found.get("messageId", ""))
+        return Answer(found["reason"], found.get("messageId", ""), found.get("field", ""), found["detail"])
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _request_of(step: Step) -> Any:

@@ -40,10 +40,10 @@ SERVER = RunMode()
 DEV = RunMode(is_open=True)
 
 
-def in_one_process(config: Config, database: str, port: int) -> Config:
+def in_one_process(config: Config, database: str, port: int, http_port: int | None = None) -> Config:
     """The configuration of a center that is one process, on one database and on loopback.
 
-    database: SQLAlchemy URL.  port: 0 takes a free one. Raises CannotStart.
+    database: SQLAlchemy URL.  port: 0 takes a free one.  http_port: None: gRPC only. Raises CannotStart.
     """
     try:
         store = load(environment={"TMC_STORE__CATALOG": database}).store
@@ -55,6 +55,7 @@ def in_one_process(config: Config, database: str, port: int) -> Config:
     return config.model_copy(
         update={
             "server": config.server.model_copy(update={"listen": f"127.0.0.1:{port}", "workers": 1}),
+            "http": config.http.model_copy(update={"listen": f"127.0.0.1:{http_port}" if http_port else ""}),
             "store": store,
             # Producers on this machine say where they answer checks.
             "discovery": config.discovery.model_copy(update={"kind": "recorded"}),

@@ -71,6 +71,8 @@ class Server:
                 undo.callback(metrics.stop)
                 store = await _in_thread(open_store, config, shards, mode.is_open, undo)
                 parts = wire(config, store, loop, mode, die)
+                if parts.http is not None:
+                    undo.callback(parts.http.close)
                 server = cls(
                     store,
                     parts,
@@ -87,7 +89,8 @@ class Server:
         except (TmcError, DatabaseTaken, RevisionLost, ShardsElsewhere, OSError) as exc:
             raise CannotStart(str(exc)) from exc
         log.info("server_started", "serving on port %d as node %s", server.port, store.nodes.lease)
-        if not (mode.is_open or config.tls.certificate or is_loopback(config.server.listen)):
+        listens = [each for each in (config.server.listen, config.http.listen) if each]
+        if not (mode.is_open or config.tls.certificate or all(map(is_loopback, listens))):
             log.warning("transport_not_encrypted", "keys travel in the clear: set [tls], or listen on loopback only")
         return server
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,10 +11,12 @@ from typing import Any
 
 import uvicorn
 
-from tmc_common.addresses import HostPort
-from tmc_common.http_connections import PatientProtocol
+from tmc_common.eventlog import EventLog
+from tmc_common.http_connections import PatientProtocol, listen
 from tmc_server.config import TlsConfig
 from tmc_server.http.door import Door
+
+log = EventLog("tmc.http")
 
 _KEEP_ALIVE_S = 75  # longer than proxies keep a connection that they do not use
 _SHUTDOWN_S = 20  # for calls that run when the server stops
@@ -52,11 +53,9 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Listens from the start; serves from `start` to `stop`. Raises OSError: it cannot listen there."""
 
-    def __init__(self, door: Door, listen: str, tls: TlsConfig, connections: int) -> None:
+    def __init__(self, door: Door, address: str, tls: TlsConfig, connections: int) -> None:
         self._door = door
-        place = HostPort.parse(listen)
-        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-        self._listening = socket.create_server((place.host, place.port), family=family)
+        self._listening = listen(address)
         self.port: int = self._listening.getsockname()[1]
         self._serving: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -83,6 +82,7 @@ class HttpServer:
     def start(self) -> None:
         """Start to serve, in a task of the running loop."""
         self._door.is_serving = True
+        log.info("http_started", "serving JSON over HTTP on port %d", self.port)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._listening]))
 
     def leave(self) -> None:
@@ -96,5 +96,5 @@ class HttpServer:
             await self._serving
 
     def close(self) -> None:
-        """Stop to listen, if it was never started."""
+        """Release the port of a server that was never started."""
         self._listening.close()

@@ -1,4 +1,4 @@
-"""The same steps through calls, a stream, a queue of RabbitMQ and a topic of Kafka: the same states, the same reasons."""
+"""The same steps through calls, a stream, HTTP, a queue of RabbitMQ and a topic of Kafka: the same states, the same reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.support.center import RunningCenter
-from tests.support.doors import Answer, Door, GrpcDoor, KafkaDoor, RabbitDoor, Step, StreamDoor, has_queue, open_queue
+from tests.support.doors import (
+    Answer,
+    Door,
+    GrpcDoor,
+    HttpDoor,
+    KafkaDoor,
+    RabbitDoor,
+    Step,
+    StreamDoor,
+    has_queue,
+    open_queue,
+)
 from tests.support.eventually import eventually
 from tests.support.kafka import Kafka
 from tests.support.rabbitmq import RabbitMQ
@@ -31,6 +42,7 @@ def center(
     path: Path = tmp_path_factory.mktemp("doors")
     with RunningCenter(
         f"sqlite:///{path}/c.db",
+        http={"listen": "127.0.0.1:0"},
         rabbitmq={"url": rabbitmq.url},
         kafka={"bootstrap": kafka.bootstrap},
         submission={"rabbitmq": True, "kafka": True},
@@ -44,7 +56,7 @@ def center(
         yield running, {"orders": secret}
 
 
-@pytest.fixture(scope="module", params=["grpc", "stream", "rabbitmq", "kafka"])
+@pytest.fixture(scope="module", params=["grpc", "stream", "http", "rabbitmq", "kafka"])
 def door(request: pytest.FixtureRequest, center: tuple[RunningCenter, dict[str, str]]) -> Iterator[Door]:
     running, secrets = center
     made: Door
@@ -52,6 +64,8 @@ def door(request: pytest.FixtureRequest, center: tuple[RunningCenter, dict[str, 
         made = GrpcDoor(running)
     elif request.param == "stream":
         made = StreamDoor(running)
+    elif request.param == "http":
+        made = HttpDoor(running)
     elif request.param == "rabbitmq":
         broker: RabbitMQ = request.getfixturevalue("rabbitmq")
         made = RabbitDoor(broker.connect(), "orders", secrets["orders"])
