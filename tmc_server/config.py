@@ -337,6 +337,15 @@ class ChecksConfig(Section):
         return self
 
 
+class WebhooksConfig(Section):
+    """[webhooks]: deliveries that are posted to URLs."""
+
+    allow: Annotated[tuple[str, ...], AfterValidator(_egress_entries)] = Field(
+        (), description="host:port and network/bits:port that webhooks may reach, * for any port; empty: no webhooks"
+    )
+    authority: str | None = Field(None, description="PEM file: authority for https targets; default: the system's")
+
+
 class RetentionConfig(Section):
     """[retention]"""
 
@@ -486,6 +495,7 @@ class Config(Section):
     consul: ConsulConfig = ConsulConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
     checks: ChecksConfig = ChecksConfig()
+    webhooks: WebhooksConfig = WebhooksConfig()
     alerts: AlertsConfig = AlertsConfig()
     audit: AuditConfig = AuditConfig()
     oidc: OidcConfig = OidcConfig()
@@ -498,8 +508,12 @@ class Config(Section):
     @property
     def files(self) -> dict[str, str]:
         """The PEM files that a server reads at its start, by the name of their key."""
-        parts = {"tls": self.tls, "checks": self.checks}
-        fields = {"tls": ("certificate", "key", "client_authority"), "checks": ("authority", "certificate", "key")}
+        parts = {"tls": self.tls, "checks": self.checks, "webhooks": self.webhooks}
+        fields = {
+            "tls": ("certificate", "key", "client_authority"),
+            "checks": ("authority", "certificate", "key"),
+            "webhooks": ("authority",),
+        }
         named = {f"{name}.{key}": getattr(parts[name], key) for name, keys in fields.items() for key in keys}
         return {name: path for name, path in named.items() if path}
 

@@ -14,17 +14,21 @@ cookies, decompression and a log line with the full URL, and cost as much as the
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import select
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import httpcore
 import httpx
 
+from tmc_server.domain.egress import Address, Egress, Place, parse_place
 from tmc_server.domain.ports.checks import Endpoint
 
 ENDPOINT = "tmc_endpoint"
@@ -76,6 +80,73 @@ def _as_core(request: httpx.Request) -> httpcore.Request:
         content=request.stream,
         extensions=request.extensions,
     )
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _usual_tls() -> ssl.SSLContext:
+    """Return a context with the authorities of the system.
+
+    Reading them takes 20 ms, for each center of a process that tests a service.
+    """
+    return ssl.create_default_context()
+
+
+def client_tls(authority: str | None, certificate: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """Return the context for calls with these PEM files; None: the authorities of the system, no certificate.
+
+    Raises OSError, ssl.SSLError.
+    """
+    if not (authority or certificate):
+        return _usual_tls()
+    context = ssl.create_default_context(cafile=authority)
+    if certificate:
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+# -- addresses -----------------------------------------------------------------------------------------------------------
+
+Resolver = Callable[[str, int], Sequence[str]]
+"""(name, port) -> addresses. Raises OSError."""
+
+
+class NotPermitted(Exception):
+    """A place that the center may not connect to, or that is none."""
+
+
+def resolve(name: str, port: int) -> Sequence[str]:
+    """Ask the system's resolver."""
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def permitted(
+    egress: Egress, text: str, setting: str, *, listed: bool | None = None, resolver: Resolver = resolve
+) -> Sequence[Endpoint]:
+    """Return what host:port leads to, one endpoint or more. Blocks.
+
+    setting: the name of the allow-list.  listed: whether the place counts as listed; None: if the list names it.
+    Raises NotPermitted; OSError, UnicodeError: it has no address.
+    """
+    try:
+        place = parse_place(text)
+    except ValueError as exc:
+        raise NotPermitted(f"{exc}.") from exc
+    named = egress.lists(place) if listed is None else listed
+    if not egress.may_resolve(place, listed=named):
+        raise NotPermitted(f"{place}: {setting} does not list it.")
+    found: Sequence[Address] = [place.literal] if place.literal is not None else _addresses(place, resolver)
+    for address in found:  # one that leads elsewhere makes the name suspicious as a whole
+        if not egress.permits(address, place.port, listed=named):
+            raise NotPermitted(f"{place} leads to {address}: {setting} does not list it.")
+    return [Endpoint(host=place.host, address=str(address), port=place.port) for address in found]
+
+
+def _addresses(place: Place, resolver: Resolver) -> Sequence[Address]:
+    return [ipaddress.ip_address(text.partition("%")[0]) for text in resolver(place.host, place.port)]
 
 
 # -- asyncio, pinned ----------------------------------------------------------------------------------------------------
@@ -232,9 +303,23 @@ class _Pinned(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        with _refused(httpcore.ConnectError):
-            reader, writer = await asyncio.open_connection(self._endpoint.address, self._endpoint.port)
+        async with _timely(timeout):
+            with _refused(httpcore.ConnectError):
+                reader, writer = await asyncio.open_connection(self._endpoint.address, self._endpoint.port)
         return _Stream(reader, writer)
+
+
+@asynccontextmanager
+async def _timely(timeout: float | None) -> AsyncIterator[None]:
+    """Raises httpcore.ConnectTimeout: nothing was sent in that time. None: the caller enforces a deadline."""
+    inner = asyncio.timeout(timeout)
+    try:
+        async with inner:
+            yield
+    except TimeoutError as exc:
+        if not inner.expired():
+            raise
+        raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from exc
 
 
 class _Stream(httpcore.AsyncNetworkStream):
@@ -270,8 +355,9 @@ class _Stream(httpcore.AsyncNetworkStream):
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
-        with _refused(httpcore.ConnectError):
-            await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        async with _timely(timeout):
+            with _refused(httpcore.ConnectError):
+                await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
         if self._unread:  # asyncio keeps what came in the clear, and would hand it out as the first answer
             await self.aclose()
             raise httpcore.ConnectError("it spoke before it was asked")

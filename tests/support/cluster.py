@@ -61,6 +61,11 @@ class Server:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """Of its HTTP door."""
+        return f"http://{self.environment['TMC_HTTP__LISTEN']}"
+
     def start(self) -> None:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(self.arguments, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
@@ -102,6 +107,7 @@ class Server:
 class Cluster:
     """databases: servers of this kind that share the 32 shards.  settings: further TMC_ variables of every server.
 
+    http: servers have the HTTP door, too.
     broker_behind_proxy: servers and consumers reach RabbitMQ through `proxy`, which misbehaves on request.  broker: stopped
     with the cluster; None: one node, shared with other clusters of this process, unless it is to be `own_broker`.
     """
@@ -118,8 +124,10 @@ class Cluster:
         broker: RabbitMQ | RabbitCluster | None = None,
         own_broker: bool = False,
         consul_settings: Mapping[str, str | bool] | None = None,
+        http: bool = False,
         **settings: str,
     ) -> None:
+        self._has_http = http
         self.home = Path(tempfile.mkdtemp(prefix="tmc-cluster-"))
         make = {"mariadb": lambda: MariaDB(pool_mb=pool_mb), "postgresql": lambda: PostgreSQL(pool_mb=pool_mb)}[kind]
         self.databases: list[MariaDB | PostgreSQL] = [make() for _ in range(databases)]
@@ -166,6 +174,8 @@ class Cluster:
     def new_server(self, number: int, *arguments: str) -> Server:
         """A server that is not started. arguments: instead of `tmc serve`."""
         environment = os.environ | self.settings | {"TMC_SERVER__LISTEN": f"127.0.0.1:{free_port()}"}
+        if self._has_http:
+            environment["TMC_HTTP__LISTEN"] = f"127.0.0.1:{free_port()}"
         command = arguments or (TMC, "serve")
         return Server(environment, self.home / f"server{number}.log", [*command, *self._config])
 

@@ -105,6 +105,7 @@ ALLOWED = {
     },
     "tmc_server.delivery": {
         *_SERVER,
+        "tmc_server.outgoing",
         "tmc_server.metrics",
         "tmc_common.amqp",
         "tmc_common.headers",
@@ -183,6 +184,7 @@ LIBRARIES = {
         "tmc_server.alerts",
         "tmc_server.app",
         "tmc_server.checks",
+        "tmc_server.delivery",
         "tmc_server.identity",
         "tmc_server.outgoing",
     },
@@ -192,7 +194,7 @@ LIBRARIES = {
     "starlette": {"tmc_console"},
     "uvicorn": {"tmc_common", "tmc_console", "tmc_server.http"},
     "matplotlib": {"tmc_pipeline"},
-    "msgspec": {"tmc_client", "tmc_server.domain", "tmc_server.store"},
+    "msgspec": {"tmc_client", "tmc_server.delivery", "tmc_server.domain", "tmc_server.store"},
     "opentelemetry": {"tmc_common"},
     "pika": {"tmc_common", "tmc_client", "tmc_server.config", "tmc_server.delivery", "tmc_server.submission"},
     "prometheus_client": {
@@ -211,7 +213,7 @@ LIBRARIES = {
     "sqlalchemy": {"tmc_client", "tmc_pipeline", "tmc_server.app", "tmc_server.config", "tmc_server.store"},
     "structlog": {"tmc_server.telemetry"},
     "typer": {"tmc_cli", "tmc_pipeline"},
-    "uvloop": {"tmc_server.app", "tmc_server.checks"},
+    "uvloop": {"tmc_server.app", "tmc_server.checks", "tmc_server.delivery"},
 }
 
 

@@ -34,11 +34,13 @@ def subscribe(
     jitter_percent: Jitter = None,
     exponential: Growth = None,
     order: Annotated[str, typer.Option(help="For ordered topics: STRICT, SKIP or OFF (docs/order.md).")] = "",
-    forward: str = "",
-    forward_key: str = "",
-    untried: Annotated[bool, typer.Option(help="Store --forward without checking that the exchange exists.")] = False,
+    forward: Annotated[
+        str, typer.Option(help="rabbitmq:EXCHANGE, kafka:TOPIC, webhook:URL or webhook-batch:URL instead of consumers.")
+    ] = "",
+    forward_key: Annotated[str, typer.Option(help="Routing key of RabbitMQ, or key of Kafka's records.")] = "",
+    untried: Annotated[bool, typer.Option(help="Store --forward without checking that its target exists.")] = False,
 ) -> None:
-    """Subscribe an app, or change the named fields of its retry policy. --forward rabbitmq:EXCHANGE delivers to an exchange."""
+    """Subscribe an app, or change the named fields of its retry policy."""
     before = _subscription(context, topic, app, tag)
     request: dict[str, Any] = {"topic": topic, "app": app, "tag": tag, "untried": untried}
     request["order"] = enum_value(types_pb2.OrderMode.DESCRIPTOR, order)

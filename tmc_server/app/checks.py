@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from functools import cache
 from pathlib import Path
 
 import grpc
@@ -19,6 +18,7 @@ from tmc_server.checks.reflection import ReflectionChecks
 from tmc_server.config import ChecksConfig, Config
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.ports.checks import Asker, Instances
+from tmc_server.outgoing import client_tls
 
 ENTRY_POINTS = "tmc.checkers"
 
@@ -32,7 +32,7 @@ class Checks:
             self._channels = Channels(_credentials(settings))
             askers: dict[str, Asker] = {
                 "grpc": GrpcChecks(self._channels),
-                "http": HttpChecks(_context(settings)),
+                "http": HttpChecks(client_tls(settings.authority, settings.certificate, settings.key)),
                 "reflection": ReflectionChecks(self._channels),
             }
         except (OSError, ssl.SSLError) as exc:
@@ -53,21 +53,3 @@ def _credentials(settings: ChecksConfig) -> grpc.ChannelCredentials:
         return Path(path).read_bytes() if path else None
 
     return grpc.ssl_channel_credentials(read(settings.authority), read(settings.key), read(settings.certificate))
-
-
-@cache
-def _usual_context() -> ssl.SSLContext:
-    """Return a TLS context with the authorities of the system.
-
-    Reading them takes 20 ms, for each center of a process that tests a service.
-    """
-    return ssl.create_default_context()
-
-
-def _context(settings: ChecksConfig) -> ssl.SSLContext:
-    if not (settings.authority or settings.certificate):
-        return _usual_context()
-    context = ssl.create_default_context(cafile=settings.authority)
-    if settings.certificate:
-        context.load_cert_chain(settings.certificate, settings.key)
-    return context

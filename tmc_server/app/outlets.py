@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,16 @@ from tmc_server.delivery.answers import CopyAnswers
 from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.stream import StreamOutlet
+from tmc_server.delivery.webhook import MANY, ONE, WebhookForwarder
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.egress import Egress
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
 from tmc_server.domain.ports.alerts import AlertOutbox
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import BrokerAddress, Copy, ForwarderUnavailable, Outlet, SharedProgress
 from tmc_server.duties.periodic import Periodic
+from tmc_server.outgoing import client_tls
 
 log = EventLog("tmc.app")
 
@@ -118,7 +122,7 @@ class Outlets:
 
     def _make_forwarders(self, config: Config, wake: Callable[[], None]) -> dict[str, Outlet]:
         """Installed forwarders that this machine can load; each is made as `factory(catalog, answers, wake)`."""
-        made: dict[str, Outlet] = {}
+        made = _webhooks(config, self._catalog, self.answers, wake)
         ours = {"kafka": [config.kafka.librdkafka]}
         for name, entry in installed(ENTRY_POINTS).items():
             try:
@@ -195,19 +199,33 @@ class Outlets:
             except Exception as exc:  # noqa: BLE001 - the broker may come later; the duty tries again
                 log.warning("queues_delayed", "queues are declared later: %r", exc)
             self._rabbit.start()
-        for forwarder in self._forwarders.values():
+        for forwarder in set(self._forwarders.values()):
             if hasattr(forwarder, "start"):
                 forwarder.start()
 
     def stop(self) -> bool:
         """Wait for copies in flight. Returns: True if none has to be handed over again. Blocks."""
         clean = self._rabbit.stop() if self._rabbit is not None else True
-        for forwarder in self._forwarders.values():
+        for forwarder in set(self._forwarders.values()):
             if hasattr(forwarder, "stop"):
                 clean = forwarder.stop() and clean
         if self.queues is not None:
             self.queues.close()
         return clean and self.streams is None
+
+
+def _webhooks(
+    config: Config, catalog: CatalogSource, answers: CopyAnswers, wake: Callable[[], None]
+) -> dict[str, Outlet]:
+    """Raises CannotStart: the authority cannot be read."""
+    if not config.webhooks.allow:
+        return {}
+    try:
+        tls = client_tls(config.webhooks.authority)
+    except (OSError, ssl.SSLError) as exc:
+        raise CannotStart(f"[webhooks] authority cannot be read: {exc}.") from exc
+    forwarder = WebhookForwarder(catalog, answers, wake, Egress(config.webhooks.allow), tls)
+    return {ONE: forwarder, MANY: forwarder}
 
 
 def _broker_address(url: str, advertised: str) -> BrokerAddress:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import make_url
 
 from tmc_server.app.maintenance import CannotStart
-from tmc_server.config import Config, ConfigError, load
+from tmc_server.config import ChecksConfig, Config, ConfigError, WebhooksConfig, load
 from tmc_server.domain.ports.delivery import Copy
 
 
@@ -59,6 +59,10 @@ def in_one_process(config: Config, database: str, port: int, http_port: int | No
             "store": store,
             # Producers on this machine say where they answer checks.
             "discovery": config.discovery.model_copy(update={"kind": "recorded"}),
-            "checks": config.checks.model_copy(update={"allow": (*config.checks.allow, "127.0.0.0/8:*", "::1/128:*")}),
+            **{name: _reaching_here(getattr(config, name)) for name in ("checks", "webhooks")},
         }
     )
+
+
+def _reaching_here(section: ChecksConfig | WebhooksConfig) -> ChecksConfig | WebhooksConfig:
+    return section.model_copy(update={"allow": (*section.allow, "127.0.0.0/8:*", "::1/128:*")})

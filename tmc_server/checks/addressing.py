@@ -5,26 +5,18 @@ What is handed out is an address, never a name: a second look-up cannot lead the
 
 from __future__ import annotations
 
-import ipaddress
 import random
-import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from tmc_server.domain.catalog import App
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
-from tmc_server.domain.egress import Address, Egress, Place, parse_place
+from tmc_server.domain.egress import Egress
 from tmc_server.domain.ports.checks import Endpoint, Instance, Instances
 from tmc_server.errors import Unavailable
+from tmc_server.outgoing import NotPermitted, Resolver, permitted, resolve
 
 MOST_TRIED = 16  # of instances of a service that have not said which ledger they have: some have just gone
-Resolver = Callable[[str, int], Sequence[str]]
-"""(name, port) -> addresses. Raises OSError."""
-
-
-def resolve(name: str, port: int) -> Sequence[str]:
-    """The system's resolver."""
-    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class Addressing:
@@ -70,33 +62,15 @@ class Addressing:
                 good += random.sample(found, len(found))
         return good or problem
 
-    def _endpoints(self, instance: Instance, listed: bool | None) -> list[Endpoint] | CheckAnswer:
+    def _endpoints(self, instance: Instance, listed: bool | None) -> Sequence[Endpoint] | CheckAnswer:
         """listed None: it is, if the allow-list names it."""
         try:
-            place = parse_place(instance.address)
-        except ValueError as exc:
-            return CheckAnswer.unknown(CheckReason.REFUSED_TARGET, f"{exc}.")
-        named = self._egress.lists(place) if listed is None else listed
-        if not self._egress.may_resolve(place, listed=named):
-            return CheckAnswer.unknown(CheckReason.REFUSED_TARGET, f"{place}: [checks] allow does not list it.")
-        try:
-            addresses = self._addresses(place)
+            found = permitted(self._egress, instance.address, "[checks] allow", listed=listed, resolver=self._resolver)
+        except NotPermitted as exc:
+            return CheckAnswer.unknown(CheckReason.REFUSED_TARGET, str(exc))
         except (OSError, UnicodeError) as exc:
-            return CheckAnswer.unknown(CheckReason.UNREACHABLE, f"{place.host} has no address: {exc}.")
-        for address in addresses:  # one that leads elsewhere makes the name suspicious as a whole
-            if not self._egress.permits(address, place.port, listed=named):
-                return CheckAnswer.unknown(
-                    CheckReason.REFUSED_TARGET, f"{place} leads to {address}: [checks] allow does not list it."
-                )
-        return [
-            Endpoint(host=place.host, address=str(address), port=place.port, ledger_id=instance.ledger_id)
-            for address in addresses
-        ]
-
-    def _addresses(self, place: Place) -> list[Address]:
-        if place.literal is not None:
-            return [place.literal]
-        return [ipaddress.ip_address(text.partition("%")[0]) for text in self._resolver(place.host, place.port)]
+            return CheckAnswer.unknown(CheckReason.UNREACHABLE, f"{instance.address} has no address: {exc}.")
+        return [replace(each, ledger_id=instance.ledger_id) for each in found]
 
 
 def _how_far(instance: Instance, ledgers: Collection[bytes]) -> int:

@@ -1,0 +1,371 @@
+"""Deliveries by webhook, posted to a receiver that answers in every way it can."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import standardwebhooks
+
+import tmc_client as tmc
+from tests.integration.server.test_api import refusal
+from tests.support.center import RunningCenter
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
+from tests.support.receiver import Posted, Receiver, Reply, receiver
+from tmc_common.protocol import message_pb2, message_pb2_grpc, types_pb2
+from tmc_server.delivery import webhook
+
+ALLOW = {"webhooks": {"allow": ["127.0.0.0/8:*"]}}
+FAST = types_pb2.RetryPolicy(interval_ms=100, max_retry=2)
+
+
+@pytest.fixture(scope="module")
+def center(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCenter]:
+    folder = tmp_path_factory.mktemp("webhooks")
+    with RunningCenter(f"sqlite:///{folder}/c.db", delivery={"scan_seconds": 0.05}, **ALLOW) as made:
+        yield made
+
+
+@pytest.fixture
+def orders(center: RunningCenter) -> Iterator[tmc.Center]:
+    with tmc.connect(center.address, app="orders", key=center.keys["orders"]) as made:
+        yield made
+
+
+@pytest.fixture
+def shop() -> Iterator[Receiver]:
+    with receiver() as made:
+        yield made
+
+
+_TOPICS = iter(f"hook.{number}" for number in range(1000))
+
+
+def _subscribe(center: RunningCenter, target: str, kind: str = webhook.ONE, **settings: Any) -> str:
+    """Returns: a topic of its own whose messages are posted there."""
+    topic = next(_TOPICS)
+    forward = types_pb2.Forward(kind=kind, target=target)
+    center.subscribe(topic, "coupons", **{"forward": forward, "retry": FAST, **settings})
+    return topic
+
+
+def _state(center: RunningCenter, topic: str, key: str) -> tuple[str, int]:
+    """State of the only consumption, and how many attempts counted."""
+    (row,) = center.detail(topic, key).consumptions
+    return types_pb2.ConsumptionState.Name(row.state).removeprefix("CONSUMPTION_STATE_"), row.tried
+
+
+def _becomes(center: RunningCenter, topic: str, key: str, state: str) -> tuple[str, int]:
+    return eventually(lambda: found if (found := _state(center, topic, key))[0] == state else None)
+
+
+def _publish(center: RunningCenter, topic: str, body: bytes, key: str, content_type: str, **headers: str) -> str:
+    """As a client does that chooses the content type. Returns: message id."""
+    request = message_pb2.PublishRequest(
+        topic=topic, key=key, body=body, content_type=content_type, headers=headers, attempt_id=os.urandom(16)
+    )
+    with grpc.insecure_channel(center.address) as channel:
+        stub = message_pb2_grpc.MessageServiceStub(channel)
+        return str(stub.Publish(request, metadata=center.as_app("orders"), timeout=60).message_id)
+
+
+def _once(ended: threading.Event) -> Callable[[Posted], Reply]:
+    """Returns: what answers when this has happened."""
+
+    def answer(_: Posted) -> Reply:
+        ended.wait(60)
+        return Reply()
+
+    return answer
+
+
+def _wait_ms(center: RunningCenter, topic: str) -> int:
+    (row,) = center.detail(topic, "k").consumptions
+    return int(row.due_ms) - round(time.time() * 1000)
+
+
+def _unanswered(center: RunningCenter, topic: str) -> int:
+    """How many messages of a topic are on their way to its webhook."""
+    catalog = center.server.store.watch.current
+    (number,) = (each.number for each in catalog.subscriptions_of[catalog.topic_by_name[topic].number])
+    look = center.server.parts.outlets.outlet.look_only(number)
+    assert look is not None
+    return len(look.unwritten)
+
+
+class TestEvent:
+    def test_a_message_is_a_cloud_event_with_its_json_in_it(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        topic = _subscribe(center, shop.url)
+        message_id = _publish(center, topic, b'{"total": 5.00}', "Schlüssel 1", "application/json", shop="1")
+        assert _becomes(center, topic, "Schlüssel 1", "ACKED") == ("ACKED", 1)
+        (posted,) = shop.got
+        assert posted.path == "/hooks?from=center"
+        assert posted.headers["content-type"] == "application/cloudevents+json"
+        assert b'"data":{"total": 5.00}' in posted.body
+        (event,) = posted.events
+        assert json.loads(event.pop("tmcheaders")) == {"shop": "1"}
+        assert event == {
+            "specversion": "1.0",
+            "id": message_id,
+            "source": "/tmc/orders",
+            "type": topic,
+            "subject": "Schlüssel 1",
+            "datacontenttype": "application/json",
+            "tmcattempt": 1,
+            "tmcsubscriber": "coupons.default",
+            "data": {"total": 5.0},
+        }
+
+    @pytest.mark.parametrize("body", [b"\x00\xff", b"{", b"[" * 5000, b'"\xff"', b""])
+    def test_what_is_no_json_is_base64(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver, body: bytes
+    ) -> None:
+        topic = _subscribe(center, shop.url)
+        _publish(center, topic, body, "k", "application/problem+json; charset=utf-8")
+        _becomes(center, topic, "k", "ACKED")
+        (event,) = shop.got[0].events
+        assert "data" not in event
+        assert base64.b64decode(event["data_base64"]) == body
+
+    def test_a_library_of_standard_webhooks_verifies_it(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        topic = _subscribe(center, shop.url)
+        keys = json.loads(center.run_admin("delivery-keys", topic, "coupons").stdout)
+        orders.publish(topic, b"x", key="k")
+        _becomes(center, topic, "k", "ACKED")
+        (posted,) = shop.got
+        verifier = standardwebhooks.Webhook(bytes.fromhex(keys["key"]))
+        assert verifier.verify(posted.body, dict(posted.headers)) == posted.events[0]
+        with pytest.raises(standardwebhooks.WebhookVerificationError):
+            verifier.verify(posted.body + b" ", dict(posted.headers))
+        assert posted.headers["webhook-id"] == posted.events[0]["id"]
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        ("status", "said"),
+        [(500, "out of stock"), (404, ""), (301, "redirects are not followed"), (410, ""), (0, "RemoteProtocolError")],
+    )
+    def test_a_failure_is_retried_by_the_policy_until_its_limit(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver, status: int, said: str
+    ) -> None:
+        shop.answer = lambda _: Reply(status, {"Location": shop.url}, b"out of stock")
+        topic = _subscribe(center, shop.url)
+        orders.publish(topic, b"x", key="k")
+        assert _becomes(center, topic, "k", "FAILED") == ("FAILED", 3)
+        assert [posted.events[0]["tmcattempt"] for posted in shop.got] == [1, 2, 3]
+        assert {said in attempt.error for attempt in center.detail(topic, "k").failed_attempts} == {True}
+
+    @pytest.mark.parametrize("status", [429, 502, 503, 504])
+    def test_a_target_that_is_away_or_busy_costs_no_retry(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver, status: int
+    ) -> None:
+        shop.answer = lambda _: Reply(status) if len(shop.got) < 2 else Reply(200)
+        topic = _subscribe(center, shop.url)
+        orders.publish(topic, b"x", key="k")
+        assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 1)
+        assert len(shop.got) == 2
+
+    def test_it_comes_again_after_the_time_that_the_target_asks_for(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        shop.answer = lambda _: Reply(429, {"Retry-After": "3000"})
+        topic = _subscribe(center, shop.url)
+        orders.publish(topic, b"x", key="k")
+        eventually(lambda: shop.got)
+        eventually(lambda: _wait_ms(center, topic) > 600_000)
+        assert 2_900_000 < _wait_ms(center, topic) <= 3_000_000
+        assert _state(center, topic, "k") == ("SCHEDULED", 0)
+
+    def test_a_target_that_nobody_listens_at_costs_no_retry(
+        self, center: RunningCenter, orders: tmc.Center, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        port = free_port()
+        topic = _subscribe(center, f"http://127.0.0.1:{port}/")
+        for number in range(3):
+            orders.publish(topic, b"x", key=f"k{number}")
+        eventually(lambda: "cannot be reached" in caplog.text)
+        with receiver(port) as shop:
+            for number in range(3):
+                assert _becomes(center, topic, f"k{number}", "ACKED") == ("ACKED", 1)
+            assert Counter(shop.keys) == Counter(["k0", "k1", "k2"])
+
+    def test_a_target_that_takes_no_connection_costs_no_retry(
+        self,
+        center: RunningCenter,
+        orders: tmc.Center,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Its queue of connections is full: a new one hangs, as behind a firewall that drops packets."""
+        monkeypatch.setattr(webhook, "_CONNECT_S", 0.2)
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(0)
+            place = listening.getsockname()
+            with socket.create_connection(place):
+                topic = _subscribe(center, f"http://127.0.0.1:{place[1]}/")
+                orders.publish(topic, b"x", key="k")
+                eventually(lambda: "no connection within" in caplog.text)
+                assert _state(center, topic, "k") == ("SCHEDULED", 0)
+
+    def test_an_answer_that_does_not_come_is_a_failure(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(webhook, "_DEADLINE_S", 0.2)
+        ended = threading.Event()
+        shop.answer = _once(ended)
+        topic = _subscribe(center, shop.url)
+        orders.publish(topic, b"x", key="k")
+        assert _becomes(center, topic, "k", "FAILED")[0] == "FAILED"
+        ended.set()
+        assert "no answer within" in center.detail(topic, "k").failed_attempts[0].error
+
+    def test_one_that_hangs_does_not_hold_up_another(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        ended = threading.Event()
+        with receiver() as hanging:
+            hanging.answer = _once(ended)
+            slow, quick = _subscribe(center, hanging.url), _subscribe(center, shop.url)
+            for number in range(20):
+                orders.publish(slow, b"x", key=f"k{number}")
+            for number in range(20):
+                orders.publish(quick, b"x", key=f"k{number}")
+            for number in range(20):
+                _becomes(center, quick, f"k{number}", "ACKED")
+            assert len(hanging.got) <= 8
+            ended.set()
+            for number in range(20):
+                assert _becomes(center, slow, f"k{number}", "ACKED")[0] == "ACKED"
+            assert Counter(hanging.keys) == Counter(f"k{number}" for number in range(20))
+
+
+class TestBatches:
+    def test_several_messages_come_in_one_request(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        first = threading.Event()
+        shop.answer = _once(first)
+        topic = _subscribe(center, shop.url, webhook.MANY)
+        for number in range(40):
+            orders.publish(topic, {"number": number}, key=f"k{number}")
+        first.set()
+        for number in range(40):
+            assert _becomes(center, topic, f"k{number}", "ACKED") == ("ACKED", 1)
+        assert Counter(shop.keys) == Counter(f"k{number}" for number in range(40))
+        assert len(shop.got) < 40
+        keys = json.loads(center.run_admin("delivery-keys", topic, "coupons").stdout)
+        for posted in shop.got:
+            assert posted.headers["content-type"] == "application/cloudevents-batch+json"
+            standardwebhooks.Webhook(bytes.fromhex(keys["key"])).verify(posted.body, dict(posted.headers))
+
+    def test_a_message_that_nobody_can_handle_costs_no_other_a_retry(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        topic = _subscribe(center, shop.url, webhook.MANY)
+        shop.answer = lambda posted: Reply(500) if "bad" in posted.keys else Reply()
+        keys = [f"k{number}" for number in range(30)] + ["bad"] + [f"l{number}" for number in range(30)]
+        center.run_admin("pause-topic", topic, "--reason", "test").check_returncode()
+        for key in keys:
+            orders.publish(topic, b"x", key=key)
+        center.run_admin("resume-topic", topic, "--reason", "test").check_returncode()
+        assert _becomes(center, topic, "bad", "FAILED") == ("FAILED", 3)
+        for key in keys:
+            if key != "bad":
+                assert _becomes(center, topic, key, "ACKED") == ("ACKED", 1)
+
+
+class TestOrder:
+    def test_messages_of_one_order_key_come_one_after_the_other(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        topic = _subscribe(center, shop.url, topic_settings={"ordered": True})
+        seen: Counter[str] = Counter()
+
+        def flaky(posted: Posted) -> Reply:
+            (key,) = posted.keys
+            seen[key] += 1
+            return Reply(500) if seen[key] == 1 and key.endswith(("1", "4")) else Reply()
+
+        shop.answer = flaky
+        for number in range(8):
+            for line in ("a", "b"):
+                orders.publish(topic, b"x", key=f"{line}{number}", order_key=line)
+        for line in ("a", "b"):
+            _becomes(center, topic, f"{line}7", "ACKED")
+            came = list(dict.fromkeys(key for key in shop.keys if key.startswith(line)))
+            assert came == [f"{line}{number}" for number in range(8)]
+
+
+class TestTarget:
+    @pytest.mark.parametrize(
+        "target",
+        [
+            "http://10.0.0.1/",
+            "http://169.254.169.254/latest",
+            "http://user:password@127.0.0.1/",
+            "http://127.0.0.1/#part",
+            "ftp://127.0.0.1/",
+            "http:///hooks",
+            "127.0.0.1:80",
+            "http://[::1]:80/",
+            "http://2130706433/",
+        ],
+    )
+    def test_one_that_is_not_permitted_is_refused(self, center: RunningCenter, target: str) -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            _subscribe(center, target)
+        assert refusal(caught.value)[1] == "FORWARD_REFUSED"
+
+    def test_one_that_leads_elsewhere_by_now_is_not_asked_and_costs_no_retry(
+        self, center: RunningCenter, orders: tmc.Center, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        topic = _subscribe(center, "http://10.0.0.1/", untried=True)
+        orders.publish(topic, b"x", key="k")
+        eventually(lambda: "[webhooks] allow does not list it" in caplog.text)
+        assert _state(center, topic, "k") == ("SCHEDULED", 0)
+
+    def test_without_an_allow_list_there_are_no_webhooks(self, tmp_path: Path) -> None:
+        with RunningCenter(f"sqlite:///{tmp_path}/c.db") as plain, pytest.raises(grpc.RpcError) as caught:
+            _subscribe(plain, "http://127.0.0.1/")
+        assert refusal(caught.value)[1] == "FIELD_INVALID"
+
+
+class TestStop:
+    def test_what_was_not_posted_comes_again_from_the_next_server(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path}/c.db"
+        ended = threading.Event()
+        with receiver() as shop:
+            shop.answer = _once(ended)
+            first = RunningCenter(url, **ALLOW)
+            topic = _subscribe(first, shop.url)
+            registered = first.keys, first.token
+            with tmc.connect(first.address, app="orders", key=first.keys["orders"]) as orders:
+                for number in range(30):
+                    orders.publish(topic, b"x", key=f"k{number}")
+            eventually(lambda: len(shop.got) == 8)
+            stopping = threading.Thread(target=first.stop)
+            stopping.start()
+            eventually(lambda: _unanswered(first, topic) == 8)
+            ended.set()
+            stopping.join(60)
+            assert len(shop.got) == 8
+            with RunningCenter(url, registered=registered, **ALLOW) as second:
+                for number in range(30):
+                    assert _becomes(second, topic, f"k{number}", "ACKED") == ("ACKED", 1)
+            assert Counter(shop.keys) == Counter(f"k{number}" for number in range(30))
