@@ -87,7 +87,7 @@ class _Away:
 _Outcome = _Taken | _Failed | _Away
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class _Line:
     """What waits for one destination. On the loop only."""
 
@@ -184,7 +184,8 @@ class WebhookForwarder:
     def _line(self, subscription: SubscriptionNumber) -> _Line:
         found = self._lines.get(subscription)
         if found is None:
-            fresh = _Line(subscription, Destination(f"webhook of subscription {subscription}"))
+            destination = Destination(f"webhook of subscription {subscription}")
+            fresh = _Line(subscription=subscription, destination=destination)
             found = self._lines.setdefault(subscription, fresh)
         return found
 
@@ -255,7 +256,7 @@ class WebhookForwarder:
             return _Failed(f"{type(exc).__name__}: {exc}")
 
     async def _endpoint(self, line: _Line, target: str) -> Endpoint:
-        """Where to connect to; each address in its turn. Raises NotPermitted, OSError."""
+        """Return what to connect to; each address in its turn. Raises NotPermitted, OSError."""
         known, endpoints, at = line.resolved
         if known != target or time.monotonic() - at > _RESOLVED_S:
             endpoints, at = await asyncio.to_thread(self._endpoints, target), time.monotonic()

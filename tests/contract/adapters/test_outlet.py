@@ -14,15 +14,19 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
 from tests.support.rabbitmq import RabbitMQ
+from tests.support.receiver import receiver
 from tests.support.store import RecordingOutlet
 from tmc_server.delivery.kafka import KafkaForwarder
 from tmc_server.delivery.rabbitmq import RabbitOutlet
 from tmc_server.delivery.rabbitmq_queues import RabbitQueues
 from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.stream import StreamOutlet
+from tmc_server.delivery.webhook import MANY, ONE, WebhookForwarder
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
+from tmc_server.domain.egress import Egress
 from tmc_server.domain.ports.delivery import Copy, Outlet
+from tmc_server.outgoing import client_tls
 
 ROOM = 10_000  # more than any of these outlets has
 
@@ -141,6 +145,25 @@ class TestKafka(_WithAnswers):
         made.start()
         yield made
         made.stop()
+
+
+class TestWebhook(_WithAnswers):
+    kind = ONE
+
+    @contextmanager
+    def opened(self) -> Iterator[Outlet]:
+        self.answers = RecordedAnswers()
+        with receiver() as shop:
+            catalog = SomeCatalog("consumer", 0, [Forward(self.kind, shop.url, "")])
+            allow = Egress(["127.0.0.0/8:*"])
+            made = WebhookForwarder(catalog, self.answers, lambda: None, allow, client_tls(None))
+            made.start()
+            yield made
+            assert made.stop()
+
+
+class TestWebhookBatches(TestWebhook):
+    kind = MANY
 
 
 @pytest.mark.services
