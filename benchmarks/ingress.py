@@ -1,13 +1,18 @@
-"""Transactional messages through gRPC batches, through a queue of RabbitMQ and through a topic of Kafka, in turns.
+"""Transactional messages through every door, in turns: gRPC batches, a queue of RabbitMQ, a topic of Kafka, and single calls of
+gRPC and HTTP.
 
 Each message is a prepare and a submit, 256-byte bodies, no subscriber. Two producer processes; a round ends when the last
 message is committed. gRPC: PrepareMany and SubmitMany of 100, four callers a process. Queues: persistent, confirmed by the
-broker at the end of each page of 500 steps, signed, no answers. `lost` and `doubled` are counted in the tables.
+broker at the end of each page of 500 steps, signed, no answers. Single calls: 16 asyncio tasks a process, with grpc.aio, and
+with a bare client of HTTP that has a connection for each. benchmarks/push.py adds webhooks beside a stream. `lost` and `doubled`
+are counted in the tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import base64
 import hashlib
 import json
 import os
@@ -16,15 +21,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import pika
+import uvloop
 from confluent_kafka import Producer
 
 from benchmarks.cpu import seconds_of
+from benchmarks.push import SIDES, Push
 from tests.support.cluster import Cluster
 from tests.support.doors import Step, attributes_of, has_queue
 from tests.support.eventually import eventually
@@ -35,7 +43,8 @@ from tmc_common.signatures import sign
 from tmc_common.submission import queue_of, signed
 
 DOORS = ("grpc", "rabbitmq", "kafka")
-_PROCESSES, _CALLERS, _BATCH, _PAGE = 2, 4, 100, 500
+SINGLE = ("unary", "http")
+_PROCESSES, _CALLERS, _BATCH, _PAGE, _TASKS = 2, 4, 100, 500, 16
 _BODY = os.urandom(256)
 
 
@@ -144,7 +153,67 @@ def _by_kafka(bootstrap: str, secret: str, run: str, numbers: range) -> None:
     assert producer.flush(120) == 0
 
 
-_WORKERS = {"grpc": _by_grpc, "rabbitmq": _by_rabbitmq, "kafka": _by_kafka}
+async def _in_tasks(numbers: range, live: Callable[[int], Awaitable[None]]) -> None:
+    waiting = iter(numbers)
+
+    async def task() -> None:
+        for number in waiting:
+            await live(number)
+
+    await asyncio.gather(*(task() for _ in range(_TASKS)))
+
+
+def _by_unary(address: str, secret: str, run: str, numbers: range) -> None:
+    async def work() -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = message_pb2_grpc.MessageServiceStub(channel)
+            metadata = [("tmc-app", "orders"), ("authorization", f"Bearer {secret}")]
+
+            async def live(n: int) -> None:
+                prepare = message_pb2.PrepareRequest(
+                    topic="bench.paid", key=f"{run}-{n}", body=_BODY, attempt_id=_attempt(run, n)
+                )
+                prepared = await stub.Prepare(prepare, metadata=metadata)
+                await stub.Submit(message_pb2.SubmitRequest(message_id=prepared.message_id), metadata=metadata)
+
+            await _in_tasks(numbers, live)
+
+    uvloop.run(work())
+
+
+def _by_http(address: str, secret: str, run: str, numbers: range) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    usual = f"HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\ntmc-app: orders\r\nAuthorization: Bearer {secret}\r\n"
+    body = base64.b64encode(_BODY).decode()
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def call(name: str, given: Mapping[str, str]) -> Any:
+        reader, writer = idle.pop() if idle else await asyncio.open_connection(host, int(port))
+        data = json.dumps(given).encode()
+        writer.write(f"POST /v1/messages:{name} {usual}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        answer = json.loads(await reader.readexactly(int(length.partition(b":")[2])))
+        idle.append((reader, writer))
+        return answer
+
+    async def live(n: int) -> None:
+        attempt = base64.b64encode(_attempt(run, n)).decode()
+        prepared = await call(
+            "prepare", {"topic": "bench.paid", "key": f"{run}-{n}", "body": body, "attemptId": attempt}
+        )
+        await call("submit", {"messageId": prepared["messageId"]})
+
+    async def work() -> None:
+        await _in_tasks(numbers, live)
+        for _, writer in idle:
+            writer.close()
+
+    uvloop.run(work())
+
+
+_WORKERS = {"grpc": _by_grpc, "rabbitmq": _by_rabbitmq, "kafka": _by_kafka, "unary": _by_unary, "http": _by_http}
 
 
 class Bench:
@@ -156,6 +225,9 @@ class Bench:
                 lease_seconds=10,
                 pool_mb=1024,
                 own_broker=True,
+                http=True,
+                TMC_DELIVERY__KIND="builtin",
+                TMC_WEBHOOKS__ALLOW='["127.0.0.0/8:*"]',
                 TMC_KAFKA__BOOTSTRAP=kafka.bootstrap,
                 TMC_SUBMISSION__KAFKA="true",
                 TMC_SUBMISSION__RABBITMQ="true",
@@ -177,10 +249,12 @@ class Bench:
             "grpc": (cluster.addresses, cluster.keys["orders"]),
             "rabbitmq": (cluster.broker.url, secret),
             "kafka": (kafka.bootstrap, secret),
+            "unary": (cluster.addresses, cluster.keys["orders"]),
+            "http": (cluster.servers[0].url, cluster.keys["orders"]),
         }
         self.total = 0
-        self.rates: dict[str, list[float]] = {door: [] for door in DOORS}
-        self.server_us: dict[str, list[float]] = {door: [] for door in DOORS}
+        self.rates: dict[str, list[float]] = {door: [] for door in _WORKERS}
+        self.server_us: dict[str, list[float]] = {door: [] for door in _WORKERS}
 
     def run(self, door: str, count: int, keep: bool = True) -> None:
         """One round. keep False: to warm up."""
@@ -225,26 +299,34 @@ def main() -> None:
         return
     with ExitStack() as stack:
         bench = Bench(stack)
-        for door in DOORS:
+        push = Push(bench.cluster, stack)
+        for door in _WORKERS:
             bench.run(door, 2_000, keep=False)
+        pushed: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
         for _ in range(options.rounds):
             for door in DOORS:
                 bench.run(door, options.messages)
+            for door in SINGLE:
+                bench.run(door, options.messages // 4)
         stored = bench.cluster.messages()
-    rates = {door: round(statistics.median(rates)) for door, rates in bench.rates.items()}
-    result: dict[str, Any] = {
-        f"{door}_ratio": round(
-            statistics.median(
-                ours / theirs for ours, theirs in zip(bench.rates[door], bench.rates["grpc"], strict=True)
-            ),
-            2,
-        )
-        for door in DOORS[1:]
-    }
+        for _ in range(options.rounds):
+            for side in SIDES:
+                pushed[side].append(push.run(side, options.messages // 2))
+
+    def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+        return round(statistics.median(one / other for one, other in zip(ours, theirs, strict=True)), 2)
+
+    deliveries = {side: [per_s for per_s, _ in each] for side, each in pushed.items()}
+    result: dict[str, Any] = {f"{door}_ratio": ratio(bench.rates[door], bench.rates["grpc"]) for door in DOORS[1:]}
+    result["http_unary_ratio"] = ratio(bench.rates["http"], bench.rates["unary"])
+    result["push_ratio"] = ratio(deliveries["webhook-batch"], deliveries["stream"])
+    result["push_single_ratio"] = ratio(deliveries["webhook"], deliveries["stream"])
     result["lost"] = bench.total - stored["COMMITTED"] if stored["COMMITTED"] < bench.total else 0
     result["doubled"] = max(0, sum(stored.values()) - bench.total)
-    result["per_s"] = rates
+    result["per_s"] = {door: round(statistics.median(rates)) for door, rates in bench.rates.items()}
+    result["deliveries_per_s"] = {side: round(statistics.median(each)) for side, each in deliveries.items()}
     result["server_us"] = {door: round(statistics.median(each)) for door, each in bench.server_us.items()}
+    result["server_us"] |= {side: round(statistics.median(us for _, us in each)) for side, each in pushed.items()}
     print(json.dumps(result) if options.json else "\n".join(f"{name}: {value}" for name, value in result.items()))
     if result["lost"] or result["doubled"]:
         raise SystemExit(1)

@@ -107,6 +107,21 @@ def test_a_response_that_takes_longer_than_that_is_sent(streaming: int) -> None:
     assert httpx.get(f"http://127.0.0.1:{streaming}/slow", timeout=20).text == "x" * 8
 
 
+def test_a_connection_that_rests_between_requests_is_kept(streaming: int) -> None:
+    """As long as uvicorn keeps it, 5 s: clients and proxies would send their next request into a closed connection."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{streaming}", timeout=20) as client:
+        first = client.get("/slow").extensions["network_stream"].get_extra_info("client_addr")
+        time.sleep(2.5)  # five times the patience
+        assert client.get("/slow").extensions["network_stream"].get_extra_info("client_addr") == first
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    with connections.listen("127.0.0.1:0") as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_client_that_does_not_read_is_cut_off(streaming: int) -> None:
     with socket.create_connection(("127.0.0.1", streaming), 10) as connection:
         connection.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

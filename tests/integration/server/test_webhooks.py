@@ -180,6 +180,19 @@ class TestAnswers:
         assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 1)
         assert len(shop.got) == 2
 
+    def test_what_waits_behind_a_refusal_is_not_posted(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        topic = _subscribe(center, shop.url)
+        shop.answer = lambda _: Reply(503, {"Retry-After": "3000"})
+        center.run_admin("pause-topic", topic, "--reason", "test").check_returncode()
+        for number in range(100):
+            orders.publish(topic, b"x", key="k" if number == 0 else f"k{number}")
+        center.run_admin("resume-topic", topic, "--reason", "test").check_returncode()
+        eventually(lambda: _wait_ms(center, topic) > 600_000)
+        eventually(lambda: _unanswered(center, topic) == 0)
+        assert len(shop.got) <= 16  # eight at once, and probes
+
     def test_it_comes_again_after_the_time_that_the_target_asks_for(
         self, center: RunningCenter, orders: tmc.Center, shop: Receiver
     ) -> None:
