@@ -26,6 +26,7 @@ from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
 from tests.support.eventually import eventually
 from tests.support.metrics import value
+from tmc_common import http_connections
 from tmc_common.protocol import message_pb2, message_pb2_grpc
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.http.door import OPENAPI_PATH, document
@@ -185,6 +186,7 @@ class TestWhatTheDoorAnswers:
             headers={"content-type": "application/json"},
         )
         assert (answer.status_code, answer.json()["reason"]) == (400, "MALFORMED_REQUEST")
+        assert "at most" in answer.json()["detail"]
         with closing(_raw(center, dict(center.as_app("orders")), 1 << 40)) as connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
@@ -250,7 +252,8 @@ class TestEdge:
                 assert each.json()["reason"] == "RATE_LIMITED"
                 assert int(each.headers["retry-after"]) * 1000 >= each.json()["retryAfterMs"] > 0
 
-    def test_silent_connections_leave_room_for_others(self, tmp_path: Path) -> None:
+    def test_silent_connections_leave_room_for_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_connections, "PATIENCE_S", 300.0)
         with (
             RunningCenter(f"sqlite:///{tmp_path}/c.db", limits={"connections": 20}, **HTTP) as small,
             ExitStack() as stack,
