@@ -10,6 +10,7 @@ import asyncio
 import socket
 from typing import Any
 
+from h11 import LocalProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tmc_common.addresses import HostPort
@@ -41,13 +42,23 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        others = [each for each in self.connections if isinstance(each, PatientProtocol)]
-        peers = [each.client[0] for each in others if each.client is not None]
-        if self.client is not None and peers.count(self.client[0]) > self.most_of_a_peer:
+        if self.is_one_too_many():
             transport.close()
         else:
-            self._waits_for = self
+            self._waits_for = self._client_owes()
             self._look_later()
+
+    def is_one_too_many(self) -> bool:
+        """Return whether its peer has more connections than it may have."""
+        others = [each for each in self.connections if isinstance(each, PatientProtocol)]
+        peers = [each.client[0] for each in others if each.client is not None]
+        return self.client is not None and peers.count(self.client[0]) > self.most_of_a_peer
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except LocalProtocolError:  # nonsense behind a request that is answered already: uvicorn answers it again
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._watching is not None:
@@ -63,20 +74,24 @@ class PatientProtocol(H11Protocol):
 
     def _look(self) -> None:
         before, self._waits_for = self._waits_for, self._client_owes()
-        if self._waits_for is not None and self._waits_for is before:
+        if self._waits_for is not None and self._waits_for == before:
             self.transport.abort()  # closing would wait until the client has read
         else:
             self._look_later()
 
     def _client_owes(self) -> object:
-        """The request that waits for its client, or for the next one; of none so far: the connection. None: it waits for us."""
+        """Return what the client has to do, another value whenever it did some of it. None: it waits for us, or rests.
+
+        It has to read, or to send the rest of a request, or its next one, of which it has sent a part; or its first one.
+        """
         cycle: Any = self.cycle
-        if cycle is None:
-            return self
-        if self.timeout_keep_alive_task is not None:
-            return None  # idle: uvicorn ends it
-        is_unread = self.transport.get_write_buffer_size() > 0
-        return cycle if cycle.response_complete or cycle.more_body or is_unread else None
+        unread = self.transport.get_write_buffer_size()
+        if unread:
+            return cycle, unread
+        if cycle is None or cycle.more_body:
+            return cycle, 0
+        rests = self.timeout_keep_alive_task is not None  # until uvicorn ends it
+        return (cycle, 0) if cycle.response_complete and not rests else None
 
 
 class ProxiedProtocol(PatientProtocol):

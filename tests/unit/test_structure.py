@@ -109,6 +109,7 @@ ALLOWED = {
         "tmc_server.metrics",
         "tmc_common.amqp",
         "tmc_common.headers",
+        "tmc_common.mismatch",
         "tmc_common.signatures",
     },
     "tmc_server.discovery": {*_SERVER, "tmc_common.consul"},
@@ -177,6 +178,7 @@ LIBRARIES = {
     },
     "grpc_health": {"tmc_server.rpc"},
     "grpc_reflection": {"tmc_server.checks", "tmc_server.rpc"},
+    "h11": {"tmc_common"},
     "httpcore": {"tmc_server.outgoing"},
     "httpx": {
         "tmc_common",

@@ -19,8 +19,8 @@ from tmc_server.delivery.answers import CopyAnswers
 from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.stream import StreamOutlet
-from tmc_server.delivery.webhook import MANY, ONE, WebhookForwarder
-from tmc_server.domain.catalog import Forward
+from tmc_server.delivery.webhook import WebhookForwarder
+from tmc_server.domain.catalog import WEBHOOK, WEBHOOK_BATCH, Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.numbers import NO_SUBSCRIPTION, SubscriptionNumber
@@ -225,7 +225,7 @@ def _webhooks(
     except (OSError, ssl.SSLError) as exc:
         raise CannotStart(f"[webhooks] authority cannot be read: {exc}.") from exc
     forwarder = WebhookForwarder(catalog, answers, wake, Egress(config.webhooks.allow), tls)
-    return {ONE: forwarder, MANY: forwarder}
+    return {WEBHOOK: forwarder, WEBHOOK_BATCH: forwarder}
 
 
 def _broker_address(url: str, advertised: str) -> BrokerAddress:

@@ -138,15 +138,15 @@ class Server:
         parts, store = self.parts, self.store
         self.metrics.is_ready = False
         await parts.grpc.set_serving(False)
-        if parts.http is not None:
-            parts.http.leave()
         for duty in parts.findable:
             await _in_thread(duty.stop)
         await _in_thread(parts.discovery.deregister)
         if parts.outlets.streams is not None:
             parts.outlets.streams.finish()  # consumers go elsewhere; a stream would outlast any grace
         parts.edge.finish_streams()
-        await asyncio.gather(parts.grpc.server.stop(_SHUTDOWN_S), *([parts.http.stop()] if parts.http else []))
+        await asyncio.gather(
+            parts.grpc.server.stop(_SHUTDOWN_S), *([parts.http.stop(_SHUTDOWN_S)] if parts.http else [])
+        )
         if parts.submission is not None:
             await _in_thread(parts.submission.stop)
         parts.administering.stop()

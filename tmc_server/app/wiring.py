@@ -221,6 +221,7 @@ def wire(
         trail=trail,
         sso=sso,
         mode=mode,
+        die=die,
     )
     doors = Periodic("doors", served.edge.doorkeeper.sweep, _DOORS_S)
     served.edge.doorkeeper.wake = doors.wake
@@ -350,6 +351,7 @@ def _serve(
     trail: AuditTrail,
     sso: SingleSignOn,
     mode: RunMode,
+    die: Callable[[], None],
 ) -> _Served:
     """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
     catalog, reader = store.watch, Reader(store.shards)
@@ -430,12 +432,14 @@ def _serve(
     }
     edge = _edge(config, store, first_use, mode.secret, sso)
     grpc = build(servicers, edge, config.server.listen, config.tls, config.limits)
-    http = _http(config, servicers, edge, only_here=mode.is_open and not mode.secret)
+    http = _http(config, servicers, edge, die, only_here=mode.is_open and not mode.secret)
     desk = Desk(catalog=catalog, preparing=preparing, deciding=deciding, budget=edge.budget)
     return _Served(administering=administering, edge=edge, grpc=grpc, http=http, desk=desk)
 
 
-def _http(config: Config, servicers: Mapping[str, object], edge: Edge, *, only_here: bool) -> HttpServer | None:
+def _http(
+    config: Config, servicers: Mapping[str, object], edge: Edge, die: Callable[[], None], *, only_here: bool
+) -> HttpServer | None:
     """The second server, if there is to be one. Raises CannotStart, OSError: the port is taken."""
     if not config.http.listen:
         return None
@@ -445,7 +449,7 @@ def _http(config: Config, servicers: Mapping[str, object], edge: Edge, *, only_h
         raise CannotStart(f"[http] needs {exc.name}: install tmc-center[http].") from exc
     limits = config.limits
     door = Door(SERVICES, servicers, edge, request_bytes=limits.request_bytes, only_here=only_here)
-    server = HttpServer(door, config.http.listen, config.tls, limits.connections)
+    server = HttpServer(door, config.http.listen, config.tls, limits.connections, die)
     edge.doorkeeper.ports.add(server.port)
     return server
 

@@ -2,9 +2,10 @@
 
 2xx acknowledges. A target that is away or busy (no connection, 429, 502, 503, 504) gets its copies again, uncounted; after
 `Retry-After` if it says so. Every other answer, and none in time, is a failed attempt. A batch that fails is posted again
-one by one, so that a message that nobody can handle costs no other message a retry.
+one by one, so that a message that nobody can handle costs no other message a retry; after one that hangs, the rest come later.
 
-One thread with an event loop posts them all. Each destination has a few requests open at once.
+One thread with an event loop posts them all. Each destination has a few requests open at once, and little that waits for them:
+the rest waits in the database, so that a target that hangs delays only its own messages.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 
 import httpx
 import msgspec
@@ -32,9 +34,10 @@ import uvloop
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import context_of
 from tmc_common.limited import UNCOMPRESSED, read_body_async
+from tmc_common.mismatch import spoken_instead
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, Destination, Window
-from tmc_server.domain.catalog import Catalog, Forward
+from tmc_server.domain.catalog import WEBHOOK, WEBHOOK_BATCH, Catalog, DeliveryKeys, Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.ids import MessageId
@@ -48,20 +51,19 @@ from tmc_server.outgoing import ENDPOINT, NotPermitted, PinnedTransport, permitt
 
 log = EventLog("tmc.webhook")
 
-ONE, MANY = "webhook", "webhook-batch"
-"""Kinds of forwards: a request for each message, or for up to a hundred."""
-
-_DEADLINE_S = 15.0  # for an answer
-_CONNECT_S = 5.0
-_REQUESTS = 8  # open at once, of a destination
+_DEADLINE_S = 15.0  # for the status of an answer
+_CONNECT_S = 5.0  # also for the look-up of its name
 _BATCH, _BATCH_BYTES = 100, 1 << 20
-_WINDOW, _WINDOW_BYTES = 2_000, 64 << 20
+_LINE = {WEBHOOK: 64, WEBHOOK_BATCH: 8 * _BATCH}  # copies that are reserved for a destination
+_LINE_BYTES = 8 << 20  # of their bodies, about
+_REQUESTS = {WEBHOOK: 8, WEBHOOK_BATCH: 4}  # open at once, of a destination
+_WINDOW, _WINDOW_BYTES = 100_000, 256 << 20
 _RESOLVED_S = 5.0
-_SAID_BYTES = 4_096  # of an answer
-_SAID_CHARACTERS = 200
-_LONGEST_WAIT_S = 3_600.0
+_EXCERPT_S, _EXCERPT_BYTES, _EXCERPT_CHARACTERS = 1.0, 4_096, 200  # of the body of an answer
+_LONGEST_WAIT_S = 600.0  # that a target may ask for
 _STOP_S = 10.0
 _AWAY = (429, 502, 503, 504)
+_TRACE = ("traceparent", "tracestate")  # attributes of CloudEvents have these names, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,10 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The handler failed."""
+    """The handler failed. hung: it did not answer in time."""
 
     why: str
+    hung: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +92,18 @@ _Outcome = _Taken | _Failed | _Away
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Line:
-    """What waits for one destination. On the loop only."""
+    """What waits for one destination. On the loop only, but for `bytes`, which the window's lock does not need to guard.
+
+    resolved: a target, where it leads, since when.  looking: the look-up that is under way.
+    """
 
     subscription: SubscriptionNumber
     destination: Destination
     waiting: deque[Copy] = field(default_factory=deque)
+    bytes: int = 0
     workers: int = 0
-    resolved: tuple[str, Sequence[Endpoint], float] = ("", (), 0.0)  # target, where it leads, when that was looked up
+    resolved: tuple[str, Sequence[Endpoint], float] = ("", (), 0.0)
+    looking: asyncio.Future[Sequence[Endpoint]] | None = None
 
 
 class WebhookForwarder:
@@ -127,14 +135,14 @@ class WebhookForwarder:
     def stop(self) -> bool:
         """Give back what was not posted yet, and wait for what was. Returns: whether all was answered."""
         self._stopping.set()
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._give_waiting_back)
-            clean = self._window.drained(_STOP_S)
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_STOP_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_STOP_S)
-        else:
-            clean = True
+        if not self._thread.is_alive():
+            self._loop.close()
+            return True
+        self._loop.call_soon_threadsafe(self._give_all_waiting_back)
+        clean = self._window.drained(_STOP_S)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
         self._loop.close()
         return clean
 
@@ -142,35 +150,54 @@ class WebhookForwarder:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
         await self._transport.aclose()
 
-    def _give_waiting_back(self) -> None:
+    def _give_all_waiting_back(self) -> None:
         for line in self._lines.values():
-            copies = list(line.waiting)
-            line.waiting.clear()
-            self._give_back(line, copies, after_s=0.0)
+            self._give_waiting_back(line)
+
+    def _give_waiting_back(self, line: _Line, after_s: float = 0.0) -> None:
+        copies = list(line.waiting)
+        line.waiting.clear()
+        self._give_back(line, copies, after_s)
 
     def examine(self, forward: Forward) -> None:
-        """See domain.ports.delivery.Forwarding."""
+        """See domain.ports.delivery.Forwarding. Any answer of HTTP will do."""
         try:
-            self._endpoints(forward.target)
+            endpoint = self._endpoints(forward.target)[0]
+            asyncio.run_coroutine_threadsafe(self._ask(forward, endpoint), self._loop).result(2 * _CONNECT_S)
         except NotPermitted as exc:
             raise ForwardRefused(f"{exc}") from exc
-        except (OSError, UnicodeError) as exc:
-            raise ForwardRefused(f"The host of {forward.target} has no address: {exc}.") from exc
+        except (httpx.HTTPError, OSError, UnicodeError) as exc:
+            raise ForwardRefused(
+                f"{forward.target} cannot be reached ({_said(exc)}): start it, correct the address, or say --untried."
+            ) from exc
+
+    async def _ask(self, forward: Forward, endpoint: Endpoint) -> None:
+        request = httpx.Request(
+            "HEAD",
+            forward.target,
+            headers={"Host": httpx.URL(forward.target).netloc.decode()},
+            extensions={ENDPOINT: endpoint, "timeout": {"connect": _CONNECT_S}},
+        )
+        async with asyncio.timeout(_CONNECT_S), aclosing(await self._transport.handle_async_request(request)):
+            pass
 
     def reserve(self, subscription: SubscriptionNumber, wanted: int) -> int:
         if self._stopping.is_set():
             return 0
-        return self._window.reserve(self._line(subscription).destination, wanted)
+        line = self._line(subscription)
+        most = _LINE[self._forward(line).kind] if line.bytes < _LINE_BYTES else 0
+        return self._window.reserve(line.destination, wanted, most)
 
     def release(self, subscription: SubscriptionNumber, count: int) -> None:
         self._window.release(self._line(subscription).destination, count)
 
     def deliver(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
-            self._line(copy.subscription).destination.unconfirmed.add((copy.shard, copy.number))
+            line = self._line(copy.subscription)
+            line.destination.unconfirmed.add((copy.shard, copy.number))
+            line.bytes += len(copy.body)
         self._window.add_bytes(sum(len(copy.body) for copy in copies))
         METRICS.published.inc(len(copies))
         self._loop.call_soon_threadsafe(self._take, copies)
@@ -179,7 +206,10 @@ class WebhookForwarder:
         """Do nothing: the center's consumers do not read from a webhook."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        return QueueLook(consumers=1, unwritten=frozenset(self._line(subscription).destination.unconfirmed))
+        destination = self._line(subscription).destination
+        if self._window.rests(destination):
+            return None
+        return QueueLook(consumers=1, unwritten=frozenset(destination.unconfirmed))
 
     def _line(self, subscription: SubscriptionNumber) -> _Line:
         found = self._lines.get(subscription)
@@ -189,26 +219,38 @@ class WebhookForwarder:
             found = self._lines.setdefault(subscription, fresh)
         return found
 
+    def _forward(self, line: _Line) -> Forward:
+        forward = self._catalog.current.subscriptions[line.subscription].forward
+        assert forward is not None, "the catalog never takes a forward back"
+        return forward
+
     # -- on the loop ------------------------------------------------------------------------------------------------
 
     def _take(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
             line = self._line(copy.subscription)
             line.waiting.append(copy)
-            if line.workers < _REQUESTS:
+            if line.workers < _REQUESTS[self._forward(line).kind]:
                 line.workers += 1
                 task = self._loop.create_task(self._work(line))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         if self._stopping.is_set():
-            self._give_waiting_back()
+            self._give_all_waiting_back()
 
     async def _work(self, line: _Line) -> None:
         try:
             while line.waiting:
-                forward = self._catalog.current.subscriptions[line.waiting[0].subscription].forward
-                assert forward is not None
-                await self._post(line, forward, _next(line.waiting, _BATCH if forward.kind == MANY else 1))
+                if self._catalog.current.is_paused(line.subscription):
+                    self._give_waiting_back(line)
+                    return
+                forward = self._forward(line)
+                copies = _next(line.waiting, _BATCH if forward.kind == WEBHOOK_BATCH else 1)
+                try:
+                    await self._post(line, forward, copies)
+                except Exception:
+                    log.exception("webhook_failed", "a fault while posting to %s", line.destination.name)
+                    self._rest(line, self._unsettled(line, copies), _Away("a fault of the center"))
         finally:
             line.workers -= 1
 
@@ -232,11 +274,12 @@ class WebhookForwarder:
         return outcome
 
     async def _post_each(self, line: _Line, forward: Forward, copies: Sequence[Copy]) -> None:
-        for number, copy in enumerate(copies, 1):
+        for copy in copies:
             outcome = await self._post(line, forward, [copy])
-            if isinstance(outcome, _Away):
-                self._rest(line, copies[number:], outcome)
-                return
+            hung = isinstance(outcome, _Failed) and outcome.hung
+            if hung or isinstance(outcome, _Away) or self._stopping.is_set():
+                break
+        self._give_back(line, self._unsettled(line, copies), after_s=1.0)
 
     async def _outcome(self, line: _Line, forward: Forward, copies: Sequence[Copy]) -> _Outcome:
         try:
@@ -244,14 +287,14 @@ class WebhookForwarder:
             request = _request(forward, endpoint, copies, self._catalog.current)
             async with asyncio.timeout(_DEADLINE_S):
                 response = await self._transport.handle_async_request(request)
-                async with aclosing(response):
-                    return await _meaning(response)
+            async with aclosing(response):
+                return await _meaning(response)
         except TimeoutError:
-            return _Failed(f"no answer within {_DEADLINE_S:g} s")
+            return _Failed(f"no answer within {_DEADLINE_S:g} s", hung=True)
         except NotPermitted as exc:
             return _Away(f"{exc}")
         except (httpx.ConnectError, httpx.ConnectTimeout, OSError, UnicodeError) as exc:
-            return _Away(f"it cannot be reached: {exc}")
+            return _Away(f"it cannot be reached: {_said(exc)}")
         except (httpx.HTTPError, ValueError) as exc:
             return _Failed(f"{type(exc).__name__}: {exc}")
 
@@ -259,9 +302,31 @@ class WebhookForwarder:
         """Return what to connect to; each address in its turn. Raises NotPermitted, OSError."""
         known, endpoints, at = line.resolved
         if known != target or time.monotonic() - at > _RESOLVED_S:
-            endpoints, at = await asyncio.to_thread(self._endpoints, target), time.monotonic()
+            if line.looking is None:
+                line.looking = self._looked_up(target)
+            looking = line.looking
+            if not (await asyncio.wait([looking], timeout=_CONNECT_S))[0]:
+                raise OSError(f"its name was not resolved within {_CONNECT_S:g} s")
+            if line.looking is looking:
+                line.looking = None
+            endpoints, at = looking.result(), time.monotonic()
         line.resolved = target, [*endpoints[1:], endpoints[0]], at
         return endpoints[0]
+
+    def _looked_up(self, target: str) -> asyncio.Future[Sequence[Endpoint]]:
+        """Look up in a thread that nobody has to wait for: resolvers may take minutes."""
+        found: asyncio.Future[Sequence[Endpoint]] = self._loop.create_future()
+
+        def look_up() -> None:
+            try:
+                settle = partial(found.set_result, self._endpoints(target))
+            except Exception as exc:  # noqa: BLE001 - for the one who waits
+                settle = partial(found.set_exception, exc)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(settle)
+
+        threading.Thread(target=look_up, name="tmc-webhook-name", daemon=True).start()
+        return found
 
     def _endpoints(self, target: str) -> Sequence[Endpoint]:
         """Raises NotPermitted, OSError. Blocks."""
@@ -269,24 +334,35 @@ class WebhookForwarder:
 
     def _rest(self, line: _Line, copies: Sequence[Copy], outcome: _Away) -> None:
         """Give these back, and what waits behind them."""
-        failure = self._window.failed(line.destination)
-        copies = [*copies, *line.waiting]
-        line.waiting.clear()
-        self._give_back(line, copies, after_s=max(failure.pause_s, outcome.after_s))
-        METRICS.given_back.labels("connection lost").inc(len(copies))
+        failure = self._window.failed(line.destination, outcome.after_s)
+        after_s = max(failure.pause_s, outcome.after_s)
+        self._give_back(line, copies, after_s)
+        self._give_waiting_back(line, after_s)
         if failure.begins_a_pause:
             log.warning("webhook_away", "%s takes no messages for now: %s", line.destination.name, outcome.why)
             if failure.pauses >= ALERT_AFTER:
                 self._answers.complain(line.subscription, f"webhook: {outcome.why}")
 
+    def _unsettled(self, line: _Line, copies: Sequence[Copy]) -> Sequence[Copy]:
+        return [copy for copy in copies if (copy.shard, copy.number) in line.destination.unconfirmed]
+
     def _give_back(self, line: _Line, copies: Sequence[Copy], after_s: float) -> None:
-        self._forget(line, copies)
-        self._answers.give_back(copies, after_ms=round(after_s * 1000))
+        if copies:
+            METRICS.given_back.labels("connection lost").inc(len(copies))
+            self._forget(line, copies)
+            self._answers.give_back(copies, after_ms=round(after_s * 1000))
 
     def _forget(self, line: _Line, copies: Sequence[Copy]) -> None:
         line.destination.unconfirmed.difference_update([(copy.shard, copy.number) for copy in copies])
-        self._window.add_bytes(-sum(len(copy.body) for copy in copies))
+        size = sum(len(copy.body) for copy in copies)
+        line.bytes -= size
+        self._window.add_bytes(-size)
         self._window.release(line.destination, len(copies))
+
+
+def _said(exc: Exception) -> str:
+    instead = spoken_instead(f"{exc}")
+    return f"it speaks {instead}" if instead else f"{exc}" or type(exc).__name__
 
 
 def _next(waiting: deque[Copy], most: int) -> list[Copy]:
@@ -313,7 +389,7 @@ def _place(target: str) -> str:
 
 def _request(forward: Forward, endpoint: Endpoint, copies: Sequence[Copy], catalog: Catalog) -> httpx.Request:
     events = [_event(copy, catalog) for copy in copies]
-    is_batch = forward.kind == MANY
+    is_batch = forward.kind == WEBHOOK_BATCH
     body = msgspec.json.encode(events if is_batch else events[0])
     headers = {
         "Host": httpx.URL(forward.target).netloc.decode(),
@@ -324,7 +400,7 @@ def _request(forward: Forward, endpoint: Endpoint, copies: Sequence[Copy], catal
     }
     keys = catalog.subscriptions[copies[0].subscription].keys
     if keys is not None:
-        headers |= signature(keys.signing, uuid.uuid4().hex if is_batch else str(events[0]["id"]), body)
+        headers |= signatures(keys, uuid.uuid4().hex if is_batch else str(events[0]["id"]), body)
     return httpx.Request(
         "POST",
         forward.target,
@@ -334,14 +410,16 @@ def _request(forward: Forward, endpoint: Endpoint, copies: Sequence[Copy], catal
     )
 
 
-def signature(secret: bytes, webhook_id: str, body: bytes, now_s: int | None = None) -> Mapping[str, str]:
-    """Return the headers of Standard Webhooks. now_s: since the epoch."""
+def signatures(keys: DeliveryKeys, webhook_id: str, body: bytes, now_s: int | None = None) -> Mapping[str, str]:
+    """Return the headers of Standard Webhooks, with a signature by each key that is valid. now_s: since the epoch."""
     at = str(int(time.time()) if now_s is None else now_s)
-    mac = hmac.digest(secret, f"{webhook_id}.{at}.".encode() + body, hashlib.sha256)
+    content = f"{webhook_id}.{at}.".encode() + body
+    valid = [key for key in (keys.signing, keys.other) if key is not None]
+    signed = [base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode() for key in valid]
     return {
         "Webhook-Id": webhook_id,
         "Webhook-Timestamp": at,
-        "Webhook-Signature": f"v1,{base64.b64encode(mac).decode()}",
+        "Webhook-Signature": " ".join(f"v1,{each}" for each in signed),
     }
 
 
@@ -358,8 +436,10 @@ def _event(copy: Copy, catalog: Catalog) -> dict[str, object]:
         "tmcattempt": int(copy.attempt),
         "tmcsubscriber": f"{catalog.apps[subscription.app].id}.{subscription.tag}",
     }
-    if copy.headers:
-        event["tmcheaders"] = json.dumps(dict(copy.headers), ensure_ascii=False)
+    event |= {name: text for name, text in copy.headers.items() if name in _TRACE}
+    others = {name: text for name, text in copy.headers.items() if name not in _TRACE}
+    if others:
+        event["tmcheaders"] = json.dumps(others, ensure_ascii=False)
     data = _json_data(copy)
     return event | ({"data": data} if data is not None else {"data_base64": copy.body})
 
@@ -375,27 +455,28 @@ def _json_data(copy: Copy) -> msgspec.Raw | None:
 
 
 async def _meaning(response: httpx.Response) -> _Outcome:
+    """The status decides. What the body says is only for people, and may take no time."""
     status = response.status_code
-    said = b""
-    with suppress(ValueError, httpx.HTTPError):  # what it says besides is only for people
-        said = await read_body_async(response, _SAID_BYTES)
+    body = b""
+    with suppress(TimeoutError, ValueError, httpx.HTTPError):
+        async with asyncio.timeout(_EXCERPT_S):
+            body = await read_body_async(response, _EXCERPT_BYTES)
     if 200 <= status < 300:
         return _Taken()
-    text = said.decode(errors="replace").strip()[:_SAID_CHARACTERS]
-    why = (
-        f"status {status}{' (redirects are not followed)' if 300 <= status < 400 else ''}{f': {text}' if text else ''}"
-    )
+    excerpt = body.decode(errors="replace").strip()[:_EXCERPT_CHARACTERS]
+    hint = " (redirects are not followed)" if 300 <= status < 400 else ""
+    why = f"status {status}{hint}{f': {excerpt}' if excerpt else ''}"
     if status in _AWAY:
         return _Away(why, _retry_after_s(response.headers.get("retry-after", "")))
     return _Failed(why)
 
 
 def _retry_after_s(text: str) -> float:
-    """Seconds, or a date. 0: neither."""
+    """Return seconds until then. text: a number of them, or a date; 0: it is neither."""
     seconds = 0.0
     if text.isascii() and text.isdigit():
         seconds = float(text)
     else:
-        with suppress(ValueError, TypeError):
+        with suppress(ValueError, TypeError, OverflowError):
             seconds = (parsedate_to_datetime(text).astimezone(UTC) - datetime.now(UTC)).total_seconds()
     return min(max(seconds, 0.0), _LONGEST_WAIT_S)

@@ -90,12 +90,14 @@ class Window:
         self.in_flight = 0
         self.bytes = 0
 
-    def reserve(self, destination: Destination, wanted: int) -> int:
+    def reserve(self, destination: Destination, wanted: int, most: int | None = None) -> int:
+        """Return how many copies may be handed over now. most: in flight to this destination; None: half of all."""
         with self._lock:
             if self._monotonic() < destination.paused_until:
                 return 0
-            most = _PROBE if destination.failures else self._size // 2
-            room = min(self._size - self.in_flight, most - destination.in_flight, wanted)
+            most = self._size // 2 if most is None else most
+            most = min(most, _PROBE) if destination.failures else most
+            room = max(0, min(self._size - self.in_flight, most - destination.in_flight, wanted))
             if self.bytes >= self._size_bytes:
                 room = 0
             if room < wanted:
@@ -137,16 +139,21 @@ class Window:
             destination.paused_until = 0.0
         return True
 
-    def failed(self, destination: Destination) -> Failure:
-        """Note a refusal: begin a pause, unless one is running."""
+    def failed(self, destination: Destination, at_least_s: float = 0.0) -> Failure:
+        """Note a refusal: begin a pause, unless one is running. at_least_s: from now on."""
         with self._lock:
             now = self._monotonic()
             if now < destination.paused_until:
+                destination.paused_until = max(destination.paused_until, now + at_least_s)
                 return Failure(destination.paused_until - now, destination.failures, False)
             destination.failures += 1
-            pause_s = min(LONGEST_PAUSE_S, 2.0 ** (destination.failures - 1))
+            pause_s = max(at_least_s, min(LONGEST_PAUSE_S, 2.0 ** (destination.failures - 1)))
             destination.paused_until = now + pause_s
             return Failure(pause_s, destination.failures, True)
+
+    def rests(self, destination: Destination) -> bool:
+        """Return whether its pause is not over."""
+        return self._monotonic() < destination.paused_until
 
     def passed(self, destination: Destination, tried_ms: int) -> None:
         """This server saw a copy of an attempt made then come out."""

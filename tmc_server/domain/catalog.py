@@ -80,6 +80,10 @@ class QueueMode(IntEnum):
     MULTI = 2  #: one per consumer app, tag and topic: a bulk topic does not hold up an urgent one
 
 
+WEBHOOK, WEBHOOK_BATCH = WEBHOOKS = ("webhook", "webhook-batch")
+"""Kinds of forwards: a request for each message, or for up to a hundred."""
+
+
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Where a forwarding subscription sends. kind: rabbitmq, or the name of an entry point; "": it has a queue of its own.
@@ -90,6 +94,14 @@ class Forward:
     kind: str
     target: str
     key: str
+
+    def may_become(self, other: Forward) -> bool:
+        """Return whether a subscription may go there instead: a URL may move, what is in a broker stays there."""
+        return self == other or (self.is_webhook and other.is_webhook)
+
+    @property
+    def is_webhook(self) -> bool:
+        return self.kind in WEBHOOKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

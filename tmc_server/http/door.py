@@ -18,7 +18,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from tmc_common.addresses import is_loopback
 from tmc_server.http.call import HttpCall, Receive, Refusal, Scope
 from tmc_server.http.json_form import JsonForm
-from tmc_server.rpc.calls import Call, Edge, unary_call
+from tmc_server.rpc.calls import Call, Edge, unary_call, unforeseen
+from tmc_server.rpc.refusing import refuse
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
@@ -26,6 +27,7 @@ Headers = list[tuple[bytes, bytes]]
 OPENAPI_PATH = "/v1/openapi.json"
 _DOCUMENTS = (OPENAPI_PATH, "/healthz")
 _JSON, _PROBLEM = "application/json", "application/problem+json"
+_OPERATORS_PATHS, _OPERATORS_BYTES = "/v1/admin:", 1 << 20
 _BASE64 = 4 / 3  # how much longer bodies are in JSON
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -68,7 +70,7 @@ class Door:
         only_here: bool = False,
     ) -> None:
         self._doorkeeper = edge.doorkeeper
-        self._most_bytes = round(request_bytes * _BASE64)
+        self._most_bytes = round(request_bytes * _BASE64)  # of an app's request
         self._only_here = only_here
         self._form = JsonForm()
         self._document = document()
@@ -82,8 +84,9 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request as ASGI has it."""
-        call, path = HttpCall(scope, receive, self._most_bytes), scope["path"]
-        problem = self._problem(scope)
+        path = scope["path"]
+        call = HttpCall(scope, receive, self._most_of(path))
+        problem = self._unfit(scope)
         if problem is None and path in self._calls:
             await self._serve(self._calls[path], call, send)
             return
@@ -97,7 +100,11 @@ class Door:
             status = HTTPStatus.OK if self.is_serving else HTTPStatus.SERVICE_UNAVAILABLE
             await _respond(send, status, _JSON, _dumped({"status": "SERVING" if self.is_serving else "NOT_SERVING"}))
 
-    def _problem(self, scope: Scope) -> _Problem | None:
+    def _most_of(self, path: str) -> int:
+        """How many bytes a request may have: operators have no budget of bytes, and send nothing that is large."""
+        return min(self._most_bytes, _OPERATORS_BYTES) if path.startswith(_OPERATORS_PATHS) else self._most_bytes
+
+    def _unfit(self, scope: Scope) -> _Problem | None:
         path, headers = scope["path"], dict(scope["headers"])
         if self._only_here and not _names_this_machine(headers.get(b"host", b"").decode("latin-1")):
             return _Problem(
@@ -108,16 +115,24 @@ class Door:
             return _Problem(
                 status=HTTPStatus.NOT_FOUND, sentence=f"There is no such path: GET {OPENAPI_PATH} lists all."
             )
-        method = "GET" if path in _DOCUMENTS else "POST"
-        if scope["method"] != method:
+        methods = ("GET", "HEAD") if path in _DOCUMENTS else ("POST",)
+        if scope["method"] not in methods:
             return _Problem(
                 status=HTTPStatus.METHOD_NOT_ALLOWED,
-                sentence=f"Use {method} here.",
-                headers=[(b"allow", method.encode())],
+                sentence=f"Use {methods[0]} here.",
+                headers=[(b"allow", ", ".join(methods).encode())],
             )
-        return None if method == "GET" else self._problem_of_body(headers)
+        return None if path in _DOCUMENTS else self._unfit_body(headers, self._most_of(path))
 
-    def _problem_of_body(self, headers: Mapping[bytes, bytes]) -> _Problem | None:
+    @staticmethod
+    def _unfit_body(headers: Mapping[bytes, bytes], most_bytes: int) -> _Problem | None:
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy in front may go by the other one, and take a part of this request for the next.
+            return _Problem(
+                status=HTTPStatus.BAD_REQUEST,
+                sentence="Send a length or chunks, not both.",
+                headers=[(b"connection", b"close")],
+            )
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != _JSON.encode() or headers.get(b"content-encoding", b"identity").lower() != b"identity":
             # Pages of other origins cannot send this content type without asking, which is refused.
@@ -125,20 +140,26 @@ class Door:
                 status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 sentence=f"Send the request uncompressed, with the content type {_JSON}.",
             )
-        if int(headers.get(b"content-length", b"0")) > self._most_bytes:
+        if int(headers.get(b"content-length", b"0")) > most_bytes:
             return _Problem(
                 status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                sentence=f"A request has at most {self._most_bytes} bytes here: send smaller batches.",
+                sentence=f"A request has at most {most_bytes} bytes here: send smaller batches.",
             )
         return None
 
     async def _serve(self, serve: Call, call: HttpCall, send: Send) -> None:
         answer = await serve(None, call)
+        text = b""
         if answer is not None:
-            await _respond(send, HTTPStatus.OK, _JSON, await self._form.text(answer))
-        elif call.refusal is not None:  # otherwise its client is gone
-            status, headers, body = _problem_of(call.refusal)
+            try:
+                text = await self._form.text(answer)
+            except Exception as exc:  # noqa: BLE001 - the edge: see rpc/calls.py
+                await refuse(call, unforeseen(exc))
+        if call.refusal is not None:
+            status, headers, body = _rendered(call.refusal)
             await _respond(send, status, _PROBLEM, body, headers)
+        elif answer is not None:  # otherwise its client is gone
+            await _respond(send, HTTPStatus.OK, _JSON, text)
 
 
 def _names_this_machine(host: str) -> bool:
@@ -149,7 +170,7 @@ def _dumped(body: Mapping[str, object]) -> bytes:
     return json.dumps(body).encode()
 
 
-def _problem_of(refusal: Refusal) -> tuple[HTTPStatus, Headers, bytes]:
+def _rendered(refusal: Refusal) -> tuple[HTTPStatus, Headers, bytes]:
     """Status, headers and body of a problem as RFC 9457 has them, with our reason in it."""
     status = _STATUS[refusal.code]
     body: dict[str, object] = {

@@ -66,4 +66,4 @@ def _parsed(message: Message, data: bytes) -> Message:
     except (json_format.ParseError, ValueError, RecursionError) as exc:
         said = f"{exc}".replace("\n", " ").strip(" .")[:_MOST_SAID]
         name = message.DESCRIPTOR.name
-        raise MalformedRequest(f"The body is not the JSON of {name}: {said}.") from None
+        raise MalformedRequest(f"This is not the JSON of {name}, with bytes as base64: {said}.") from None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
 import ssl
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
+from uvicorn.server import ServerState
 
 from tmc_common.eventlog import EventLog
 from tmc_common.http_connections import PatientProtocol, listen
@@ -19,13 +21,13 @@ from tmc_server.http.door import Door
 log = EventLog("tmc.http")
 
 _KEEP_ALIVE_S = 75  # longer than proxies keep a connection that they do not use
-_SHUTDOWN_S = 20  # for calls that run when the server stops
+_HANDSHAKE_S = 5.0  # of TLS
 
 
 class _Protocol(PatientProtocol):
-    """One connection. The doorkeeper limits them, so one peer may have many: proxies have."""
+    """One connection. Any peer may have many of them: proxies have. most: of all peers."""
 
-    most_of_a_peer = sys.maxsize
+    most: ClassVar[int]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         shown = transport.get_extra_info("peercert")
@@ -33,12 +35,16 @@ class _Protocol(PatientProtocol):
             self.app_state = {"certificate": _names(shown)}
         super().connection_made(transport)
 
+    def is_one_too_many(self) -> bool:
+        return len(self.connections) > self.most
+
 
 def _names(shown: Mapping[str, Any]) -> Mapping[str, Iterable[bytes]]:
     """Return whom a certificate names, as gRPC says it."""
     subject = [pair for part in shown.get("subject", ()) for pair in part]
+    alternative = [name for _, name in shown.get("subjectAltName", ()) if isinstance(name, str)]
     return {
-        "x509_subject_alternative_name": [name.encode() for _, name in shown.get("subjectAltName", ())],
+        "x509_subject_alternative_name": [name.encode() for name in alternative],
         "x509_common_name": [name.encode() for kind, name in subject if kind == "commonName"],
     }
 
@@ -49,51 +55,82 @@ class _Server(uvicorn.Server):
         """Leave signals alone: they are for the server as a whole."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with a limit for the handshake of TLS, which uvicorn does not have."""
+        config, state = self.config, self.server_state
+        assert sockets is not None
+
+        def made() -> asyncio.Protocol:
+            return _made(config, state)
+
+        limit = _HANDSHAKE_S if config.ssl else None
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                made, sock=each, ssl=config.ssl, ssl_handshake_timeout=limit, backlog=config.backlog
+            )
+            for each in sockets
+        ]
+        self.started = True
+
+
+def _made(config: uvicorn.Config, state: ServerState) -> asyncio.Protocol:
+    protocol: Any = config.http_protocol_class
+    made: asyncio.Protocol = protocol(config=config, server_state=state, app_state={})
+    return made
+
 
 class HttpServer:
-    """Listens from the start; serves from `start` to `stop`. Raises OSError: it cannot listen there."""
+    """Listens from the start; serves from `start` to `stop`. die: it ended by itself.
 
-    def __init__(self, door: Door, address: str, tls: TlsConfig, connections: int) -> None:
+    Raises OSError: it cannot listen there, or use the certificate.
+    """
+
+    def __init__(self, door: Door, address: str, tls: TlsConfig, connections: int, die: Callable[[], None]) -> None:
         self._door = door
+        self._die = die
+        config = uvicorn.Config(
+            door,
+            http=type("_LimitedProtocol", (_Protocol,), {"most": connections}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # strangers would fill the log with what is no HTTP
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            ssl_certfile=tls.certificate,
+            ssl_keyfile=tls.key,
+            ssl_ca_certs=tls.client_authority,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if tls.client_authority else ssl.CERT_NONE,
+        )
+        config.load()
+        self._server = _Server(config)
         self._listening = listen(address)
         self.port: int = self._listening.getsockname()[1]
         self._serving: asyncio.Task[None] | None = None
-        self._server = _Server(
-            uvicorn.Config(
-                door,
-                http=_Protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="critical",  # strangers would fill the log with what is no HTTP
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=connections,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=_SHUTDOWN_S,
-                ssl_certfile=tls.certificate,
-                ssl_keyfile=tls.key,
-                ssl_ca_certs=tls.client_authority,
-                ssl_cert_reqs=ssl.CERT_REQUIRED if tls.client_authority else ssl.CERT_NONE,
-            )
-        )
 
     def start(self) -> None:
         """Start to serve, in a task of the running loop."""
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._listening]))
+        self._serving.add_done_callback(self._ended)
         self._door.is_serving = True
         log.info("http_started", "serving JSON over HTTP on port %d", self.port)
-        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._listening]))
 
-    def leave(self) -> None:
-        """Say that this server stops, while it still serves."""
+    def _ended(self, serving: asyncio.Task[None]) -> None:
         self._door.is_serving = False
+        error = None if serving.cancelled() else serving.exception()
+        if error is not None or not self._server.should_exit:
+            log.error("http_failed", "calls over HTTP are no longer served", exc_info=error)
+            self._die()
 
-    async def stop(self) -> None:
-        """Accept no more, answer open calls, then close all connections."""
+    async def stop(self, seconds: float) -> None:
+        """Accept no more, answer open calls, for so long at most, then close all connections."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(seconds)
         self._server.should_exit = True
         if self._serving is not None:
-            await self._serving
+            await asyncio.wait([self._serving])
 
     def close(self) -> None:
         """Release the port of a server that was never started."""

@@ -224,8 +224,8 @@ class Administering:
             raise InvalidField("order", f"be left out: the messages of {place.name} have no order keys")
         if new.forward is not None:
             self._check_forward(new.forward)
-            # One that is there cannot get another target, and its policy may change while the broker is away.
-            if not untried and not self._is_subscribed(place, new.app, tag):
+            # The policy of one that is there may change while its target is away.
+            if not untried and self._forward_of(place, new.app, tag) != new.forward:
                 await asyncio.to_thread(self._forwarding.examine, new.forward)
         elif len(queue_name(new.app, tag, place.name, place.queue_mode)) > LONGEST:
             raise InvalidField("topic", f"leave the queue's name within {LONGEST} characters: use a shorter app or tag")
@@ -235,11 +235,12 @@ class Administering:
         await asyncio.to_thread(self._editor.confirm, [], [made.number], effective_ms)
         return replace(made, effective_ms=effective_ms)
 
-    def _is_subscribed(self, topic: Topic, app: str, tag: str) -> bool:
+    def _forward_of(self, topic: Topic, app: str, tag: str) -> Forward | None:
+        """Return where a subscription sends that is there."""
         catalog = self.catalog
         known = catalog.app_by_id.get(app)
         found = catalog.subscription_by_name.get((topic.number, known.number, tag)) if known is not None else None
-        return found is not None and not found.is_removed
+        return None if found is None or found.is_removed else found.forward
 
     def _check_forward(self, forward: Forward) -> None:
         kinds = self._forwarding.forwarder_kinds

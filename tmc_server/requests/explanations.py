@@ -40,7 +40,7 @@ class Why(Enum):
     AWAITS_ACK = "Nothing: a consumer has it, or gets it from the queue. Without an ack it is delivered again then."
     EXTENDED = "Nothing: it is in a handler, or waits for a free one. If this lasts, read the consumer's log."
     NO_CONSUMER = "Start the consumer, and check its app, tag and topics."
-    BROKER_AWAY = "Look at the broker: it is away, blocks publishers, or does not answer."
+    BROKER_AWAY = "Look at the broker, or the webhook: it is away, blocks, or does not answer. An alert says more."
     NO_FORWARDER = "Install and configure the forwarder on all servers; docs/operating.md says how."
     TOPIC_PAUSED = "`tmc admin resume-topic`."
     SUBSCRIPTION_PAUSED = "`tmc admin resume-subscription`."
@@ -234,7 +234,13 @@ def _explain_scheduled(of: Delivery, now: int) -> Explanation:
     if of.unforwardable and due_ms <= now:
         return _because(of, Why.NO_FORWARDER, f"It cannot be forwarded: {of.unforwardable}.")
     if look is None:
-        return _because(of, Why.BROKER_AWAY, "Nothing can be delivered now: its broker cannot be reached.")
+        forward = of.subscription.forward
+        where = (
+            "webhook is away or busy, or rests after that"
+            if forward and forward.is_webhook
+            else "broker cannot be reached"
+        )
+        return _because(of, Why.BROKER_AWAY, f"Nothing can be delivered now: its {where}.")
     handed_over = view.tried_ms is not None
     if look.consumers == 0 and of.subscription.forward is None and (look.messages or not handed_over):
         queued = f" {_counted(look.messages, 'message')} in its queue." if look.messages else ""

@@ -395,10 +395,11 @@ async def _outcome(work: Awaitable[Answer]) -> Answer | TmcError:
 
 
 def _as_ours(exc: Exception) -> TmcError:
-    return exc if isinstance(exc, TmcError) and type(exc) in CODES else _unforeseen(exc)
+    return exc if isinstance(exc, TmcError) and type(exc) in CODES else unforeseen(exc)
 
 
-def _unforeseen(exc: Exception) -> TmcError:
+def unforeseen(exc: Exception) -> TmcError:
+    """Log a fault of ours. Returns: what its caller gets, with the id under which it is in the log."""
     correlation_id = uuid.uuid4().hex[:12]
     log.error("call_failed", "a call failed, correlation id %s", correlation_id, exc_info=exc)
     return InternalFault(f"The center failed on this call; its operators find it by correlation id {correlation_id}.")

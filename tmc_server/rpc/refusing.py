@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -10,10 +10,18 @@ from tmc_server.errors import TmcError
 from tmc_server.rpc.status import CODES, trailing
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Refusable(Protocol):
+    """A call that can be ended early, over gRPC or not."""
+
+    async def abort(self, code: Any, details: str = ..., trailing_metadata: Any = ...) -> Any: ...
+
+
 _USUAL: dict[type[TmcError], tuple[tuple[str, bytes], ...]] = {}
 
 
-async def refuse(context: Context, error: TmcError) -> None:
+async def refuse(context: Refusable, error: TmcError) -> None:
     """Send the status.
 
     A call's state holds the exception that ended it, the exception its frames, and the frames the call and its request: a

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.alerts import Silence
-from tmc_server.domain.catalog import App, Catalog, NewApp, NewTopic, Subscription, Topic
+from tmc_server.domain.catalog import App, Catalog, Forward, NewApp, NewTopic, Subscription, Topic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.operators import KnownOperators
@@ -292,13 +292,16 @@ class CatalogStore(CatalogChanges):
                 connection.execute(
                     subscription.insert().values(subscription_no=number, **name, **values, **places, **fresh, **keys)
                 )
-            elif (change is None or new.forward is not None) and forward_of(row) != new.forward:
-                raise NameTaken("This subscription sends elsewhere: remove it first, or take another tag or app.")
+            elif (change is None or new.forward is not None) and not _may_send(forward_of(row), new.forward):
+                raise NameTaken(
+                    "This subscription sends elsewhere. Take another tag or app; or, once nothing of it waits, remove it first."
+                )
             else:
                 number = row.subscription_no
                 again = subscription.update().filter_by(subscription_no=number)
                 changing = values if change is None else [_COLUMNS.get(field, field) for field in change]
                 wanted = {column: values[column] for column in changing}
+                wanted |= columns_of(new.forward, "forward_") if new.forward is not None else {}
                 changed += differences(row._mapping, wanted)
                 connection.execute(again.values(**wanted, leaving_ms=None))
             return _subscription_row(connection, number)
@@ -454,6 +457,11 @@ class CatalogStore(CatalogChanges):
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
                 silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],
             )
+
+
+def _may_send(before: Forward | None, after: Forward | None) -> bool:
+    """Return whether a subscription that sends there may send here. None: it has a queue."""
+    return before == after or (before is not None and after is not None and before.may_become(after))
 
 
 _COLUMNS = {"order": "order_mode"}  # of a subscription, where it is not the name of the field

@@ -21,8 +21,8 @@ from tmc_server.delivery.rabbitmq import RabbitOutlet
 from tmc_server.delivery.rabbitmq_queues import RabbitQueues
 from tmc_server.delivery.routing import RoutingOutlet
 from tmc_server.delivery.stream import StreamOutlet
-from tmc_server.delivery.webhook import MANY, ONE, WebhookForwarder
-from tmc_server.domain.catalog import Forward
+from tmc_server.delivery.webhook import WebhookForwarder
+from tmc_server.domain.catalog import WEBHOOK, WEBHOOK_BATCH, Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.ports.delivery import Copy, Outlet
@@ -148,7 +148,7 @@ class TestKafka(_WithAnswers):
 
 
 class TestWebhook(_WithAnswers):
-    kind = ONE
+    kind = WEBHOOK
 
     @contextmanager
     def opened(self) -> Iterator[Outlet]:
@@ -163,7 +163,7 @@ class TestWebhook(_WithAnswers):
 
 
 class TestWebhookBatches(TestWebhook):
-    kind = MANY
+    kind = WEBHOOK_BATCH
 
 
 @pytest.mark.services

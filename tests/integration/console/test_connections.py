@@ -80,8 +80,11 @@ def test_requests_one_after_another_are_answered_on_one_connection(port: int) ->
 
 
 async def _application(scope: Any, _receive: Any, send: Any) -> None:
-    """/slow: a response in parts, for four times the patience. Others: one of many megabytes."""
+    """/slow: a response in parts, for four times the patience. Others: one of many megabytes; /once: in one part."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/once":
+        await send({"type": "http.response.body", "body": b"x" * (40 << 20)})
+        return
     for _ in range(8 if scope["path"] == "/slow" else 40):
         slow = scope["path"] == "/slow"
         await send({"type": "http.response.body", "body": b"x" * (1 if slow else 1 << 20), "more_body": True})
@@ -122,17 +125,19 @@ def test_answers_do_not_wait_for_acknowledgements() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_client_that_does_not_read_is_cut_off(streaming: int) -> None:
+@pytest.mark.parametrize("path", ["large", "once"])
+def test_a_client_that_does_not_read_is_cut_off(streaming: int, path: str) -> None:
     with socket.create_connection(("127.0.0.1", streaming), 10) as connection:
-        connection.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        connection.sendall(f"GET /{path}".encode() + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         time.sleep(2.5)  # to look earlier would be to read on
         assert _read_to_the_end(connection) < 40 << 20
 
 
-def test_a_client_that_reads_slowly_gets_all(streaming: int) -> None:
+@pytest.mark.parametrize("path", ["large", "once"])
+def test_a_client_that_reads_slowly_gets_all(streaming: int, path: str) -> None:
     with socket.create_connection(("127.0.0.1", streaming), 10) as connection:
-        connection.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-        assert _read_to_the_end(connection, pause_s=0.05) > 40 << 20
+        connection.sendall(f"GET /{path}".encode() + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        assert _read_to_the_end(connection, pause_s=0.05) >= 40 << 20
 
 
 def _read_to_the_end(connection: socket.socket, pause_s: float = 0.0) -> int:

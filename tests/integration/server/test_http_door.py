@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import random
+import re
 import socket
 import sqlite3
 import ssl
@@ -13,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import grpc
 import httpx
 import openapi_spec_validator
 import pytest
+from google.protobuf import json_format
 
 from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
@@ -190,17 +192,45 @@ class TestWhatTheDoorAnswers:
         with closing(_raw(center, dict(center.as_app("orders")), 1 << 40)) as connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
+    def test_operators_send_nothing_that_is_large(self, center: RunningCenter) -> None:
+        with closing(_raw(center, dict(center.operator), 2 << 20, path="admin:listTopics")) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+    def test_a_length_and_chunks_are_refused(self, center: RunningCenter) -> None:
+        both = dict(center.as_app("orders")) | {"Transfer-Encoding": "chunked"}
+        with closing(_raw(center, both, 5, b"0\r\n\r\n")) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+
     def test_it_says_whether_it_serves(self, orders: httpx.Client) -> None:
         assert orders.get("/healthz").json() == {"status": "SERVING"}
+        assert orders.head("/healthz").status_code == 200
+
+    def test_a_fault_while_answering_has_a_correlation_id(
+        self, orders: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(*_: Any, **_named: Any) -> str:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(json_format, "MessageToJson", broken)
+        answer = orders.post("/v1/messages:describeChecks", json={})
+        assert (answer.status_code, answer.json()["reason"]) == (500, "INTERNAL_FAULT")
+        (correlation_id,) = re.findall("[0-9a-f]{12}", answer.json()["detail"])
+        assert correlation_id in caplog.text
 
 
-def _raw(center: RunningCenter, headers: Mapping[str, str], length: int, body: bytes = b"") -> socket.socket:
-    """Send a request for Publish whose body is incomplete."""
+def _raw(
+    center: RunningCenter,
+    headers: Mapping[str, str],
+    length: int,
+    body: bytes = b"",
+    path: str = "messages:publish",
+) -> socket.socket:
+    """Send a request whose body is incomplete."""
     http = center.server.parts.http
     assert http is not None
     connection = socket.create_connection(("127.0.0.1", http.port), 30)
     lines = [f"{name}: {text}" for name, text in headers.items()]
-    head = ["POST /v1/messages:publish HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    head = [f"POST /v1/{path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
     connection.sendall("\r\n".join([*head, f"Content-Length: {length}", *lines, "", ""]).encode() + body)
     return connection
 
@@ -212,6 +242,23 @@ class TestEdge:
         with closing(_raw(center, wrong, 10_000)) as connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
         assert value(METRICS.login_failures, "invalid") == before + 1
+
+    def test_nonsense_behind_a_refusal_is_not_in_the_log(
+        self, center: RunningCenter, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        http = center.server.parts.http
+        assert http is not None
+        with socket.create_connection(("127.0.0.1", http.port), 30) as connection:
+            connection.sendall(
+                b"POST /v1/messages:publish HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n"
+            )
+            assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")
+            with suppress(ConnectionError):
+                connection.sendall(b"zz\r\n")
+                while connection.recv(4096):
+                    pass
+        assert "Fatal error" not in caplog.text
 
     def test_a_connection_that_shows_no_key_is_answered_late(self, center: RunningCenter) -> None:
         with httpx.Client(base_url=_url(center), timeout=httpx.Timeout(60, read=1)) as client:
@@ -260,10 +307,20 @@ class TestEdge:
         ):
             http = small.server.parts.http
             assert http is not None
+            headers = dict(small.as_app("orders"))
+            known = stack.enter_context(httpx.Client(base_url=_url(small), headers=headers))
+
+            def ask() -> list[int]:
+                return [known.post("/v1/messages:describeChecks", json={}).status_code for _ in range(20)]
+
             silent = [socket.create_connection(("127.0.0.1", http.port), 30) for _ in range(19)]
+
+            assert ask() == [200] * 20
+            silent += [socket.create_connection(("127.0.0.1", http.port), 30) for _ in range(30)]
             for each in silent:
                 stack.callback(each.close)
                 each.settimeout(0.01)
+            assert ask() == [200] * 20
 
             def closed() -> int:
                 count = 0
@@ -276,8 +333,7 @@ class TestEdge:
                         count += 1
                 return count
 
-            eventually(lambda: closed() >= 9)
-            headers = dict(small.as_app("orders"))
+            eventually(lambda: closed() >= 39)
             assert httpx.post(f"{_url(small)}/v1/messages:publish", json=_message("room"), headers=headers).is_success
 
     def test_generated_requests_end_in_documented_statuses(self, center: RunningCenter, orders: httpx.Client) -> None:
