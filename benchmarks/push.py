@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -52,6 +53,11 @@ async def _receive(port: int) -> None:
     await server.serve_forever()
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _consume(address: str, key: str) -> None:
     metadata = [("tmc-app", "stream"), ("authorization", f"Bearer {key}")]
     stub = consumption_pb2_grpc.ConsumptionServiceStub(grpc.insecure_channel(address))
@@ -77,6 +83,14 @@ class Push:
         self._cluster = cluster
         port = free_port()
         cluster.register(*SIDES)
+
+        def start(*arguments: str) -> None:
+            process = subprocess.Popen([sys.executable, "-m", "benchmarks.push", *arguments])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+
+        start("receive", str(port))
+        eventually(lambda: _listens(port))
         for side in SIDES:
             forward = None if side == "stream" else types_pb2.Forward(kind=side, target=f"http://127.0.0.1:{port}/")
             made = cluster.subscribe(
@@ -85,11 +99,7 @@ class Push:
                 **({"forward": forward} if forward is not None else {}),
             )
             cluster.in_effect(made)
-        workers = [["receive", str(port)], ["consume", cluster.servers[0].address, cluster.keys["stream"]]]
-        for worker in workers:
-            process = subprocess.Popen([sys.executable, "-m", "benchmarks.push", *worker])
-            stack.callback(process.wait)
-            stack.callback(process.kill)
+        start("consume", cluster.servers[0].address, cluster.keys["stream"])
 
     def run(self, side: str, count: int) -> tuple[float, float]:
         """One round. Returns: deliveries per second, and microseconds of the server's CPU for each."""

@@ -92,9 +92,10 @@ _Outcome = _Taken | _Failed | _Away
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Line:
-    """What waits for one destination. On the loop only, but for `bytes`, which the window's lock does not need to guard.
+    """What waits for one destination. Changed on the loop only.
 
-    resolved: a target, where it leads, since when.  looking: the look-up that is under way.
+    bytes: of bodies, waiting or being posted.  resolved: a target, where it leads, since when.
+    looking: the look-up that is under way, and of which target.
     """
 
     subscription: SubscriptionNumber
@@ -103,7 +104,7 @@ class _Line:
     bytes: int = 0
     workers: int = 0
     resolved: tuple[str, Sequence[Endpoint], float] = ("", (), 0.0)
-    looking: asyncio.Future[Sequence[Endpoint]] | None = None
+    looking: tuple[str, asyncio.Future[Sequence[Endpoint]]] | None = None
 
 
 class WebhookForwarder:
@@ -195,9 +196,7 @@ class WebhookForwarder:
 
     def deliver(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
-            line = self._line(copy.subscription)
-            line.destination.unconfirmed.add((copy.shard, copy.number))
-            line.bytes += len(copy.body)
+            self._line(copy.subscription).destination.unconfirmed.add((copy.shard, copy.number))
         self._window.add_bytes(sum(len(copy.body) for copy in copies))
         METRICS.published.inc(len(copies))
         self._loop.call_soon_threadsafe(self._take, copies)
@@ -230,6 +229,7 @@ class WebhookForwarder:
         for copy in copies:
             line = self._line(copy.subscription)
             line.waiting.append(copy)
+            line.bytes += len(copy.body)
             if line.workers < _REQUESTS[self._forward(line).kind]:
                 line.workers += 1
                 task = self._loop.create_task(self._work(line))
@@ -241,7 +241,7 @@ class WebhookForwarder:
     async def _work(self, line: _Line) -> None:
         try:
             while line.waiting:
-                if self._catalog.current.is_paused(line.subscription):
+                if self._catalog.current.is_paused(line.subscription) or self._window.rests(line.destination):
                     self._give_waiting_back(line)
                     return
                 forward = self._forward(line)
@@ -302,20 +302,21 @@ class WebhookForwarder:
         """Return what to connect to; each address in its turn. Raises NotPermitted, OSError."""
         known, endpoints, at = line.resolved
         if known != target or time.monotonic() - at > _RESOLVED_S:
-            if line.looking is None:
-                line.looking = self._looked_up(target)
+            if line.looking is None or line.looking[0] != target:
+                line.looking = target, self._looked_up(target)
             looking = line.looking
-            if not (await asyncio.wait([looking], timeout=_CONNECT_S))[0]:
+            if not (await asyncio.wait([looking[1]], timeout=_CONNECT_S))[0]:
                 raise OSError(f"its name was not resolved within {_CONNECT_S:g} s")
             if line.looking is looking:
                 line.looking = None
-            endpoints, at = looking.result(), time.monotonic()
+            endpoints, at = looking[1].result(), time.monotonic()
         line.resolved = target, [*endpoints[1:], endpoints[0]], at
         return endpoints[0]
 
     def _looked_up(self, target: str) -> asyncio.Future[Sequence[Endpoint]]:
         """Look up in a thread that nobody has to wait for: resolvers may take minutes."""
         found: asyncio.Future[Sequence[Endpoint]] = self._loop.create_future()
+        found.add_done_callback(asyncio.Future.exception)  # nobody may be left who waits
 
         def look_up() -> None:
             try:
@@ -362,7 +363,7 @@ class WebhookForwarder:
 
 def _said(exc: Exception) -> str:
     instead = spoken_instead(f"{exc}")
-    return f"it speaks {instead}" if instead else f"{exc}" or type(exc).__name__
+    return f"it speaks {instead}" if instead else f"{exc}" or "no answer in time"
 
 
 def _next(waiting: deque[Copy], most: int) -> list[Copy]:

@@ -101,7 +101,7 @@ class Door:
             await _respond(send, status, _JSON, _dumped({"status": "SERVING" if self.is_serving else "NOT_SERVING"}))
 
     def _most_of(self, path: str) -> int:
-        """How many bytes a request may have: operators have no budget of bytes, and send nothing that is large."""
+        """Return how many bytes a request may have: operators have no budget of bytes, and send nothing that is large."""
         return min(self._most_bytes, _OPERATORS_BYTES) if path.startswith(_OPERATORS_PATHS) else self._most_bytes
 
     def _unfit(self, scope: Scope) -> _Problem | None:
