@@ -45,8 +45,9 @@ async def _receive(port: int) -> None:
             except asyncio.IncompleteReadError:
                 writer.close()
                 return
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            await reader.readexactly(int(length.partition(b":")[2]))
+            lines = head.lower().split(b"\r\n")
+            length = next((line.partition(b":")[2] for line in lines if line.startswith(b"content-length:")), b"0")
+            await reader.readexactly(int(length))
             writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     server = await asyncio.start_server(serve, "127.0.0.1", port)
