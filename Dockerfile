@@ -8,7 +8,7 @@ COPY tmc_client tmc_client
 COPY tmc_server tmc_server
 COPY tmc_cli tmc_cli
 COPY tmc_console tmc_console
-RUN python -m venv /opt/tmc && /opt/tmc/bin/pip install --no-cache-dir ".[server,console,oidc,mysql,postgresql,rabbitmq,consul]"
+RUN python -m venv /opt/tmc && /opt/tmc/bin/pip install --no-cache-dir ".[server,console,http,oidc,mysql,postgresql,rabbitmq,consul]"
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends libmariadb3 && rm -rf /var/lib/apt/lists/* \
