@@ -157,10 +157,10 @@ class WebhookForwarder:
         for line in self._lines.values():
             self._give_waiting_back(line)
 
-    def _give_waiting_back(self, line: _Line, after_s: float = 0.0) -> None:
+    def _give_waiting_back(self, line: _Line) -> None:
         copies = list(line.waiting)
         line.waiting.clear()
-        self._give_back(line, copies, after_s)
+        self._give_back(line, copies, after_s=0.0)
 
     def examine(self, forward: Forward) -> None:
         """See domain.ports.delivery.Forwarding. Any answer of HTTP will do."""
@@ -334,11 +334,9 @@ class WebhookForwarder:
         return permitted(self._allow, _place(target), "[webhooks] allow")
 
     def _rest(self, line: _Line, copies: Sequence[Copy], outcome: _Away) -> None:
-        """Give these back, and what waits behind them."""
+        """Give these back, and begin a pause: what waits behind them goes back, too, see `_work`."""
         failure = self._window.failed(line.destination, outcome.after_s)
-        after_s = max(failure.pause_s, outcome.after_s)
-        self._give_back(line, copies, after_s)
-        self._give_waiting_back(line, after_s)
+        self._give_back(line, copies, failure.pause_s)
         if failure.begins_a_pause:
             log.warning("webhook_away", "%s takes no messages for now: %s", line.destination.name, outcome.why)
             if failure.pauses >= ALERT_AFTER:
