@@ -1,4 +1,4 @@
-"""Connections of HTTP servers: silent ones end, and one peer has a part of them only.
+"""Connections of HTTP servers: silent ones end, there are not too many, and one peer has a part of them only.
 
 uvicorn ends a connection that is idle after a response, but waits for ever for a first request, for the rest of a request or
 a form, and for a client that does not read.
@@ -15,7 +15,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tmc_common.addresses import HostPort
 
-MOST_CONNECTIONS = 1_000
 MOST_OF_A_PEER = 200
 PATIENCE_S = 10.0
 
@@ -36,6 +35,7 @@ def listen(address: str) -> socket.socket:
 class PatientProtocol(H11Protocol):
     """A connection is closed whose client has not sent a whole request, or read on, for PATIENCE_S, or twice that."""
 
+    most = 1_000  # connections; further ones are closed, those that are open go on
     most_of_a_peer = MOST_OF_A_PEER
     _watching: asyncio.TimerHandle | None = None
     _waits_for: object = None  # at the last look
@@ -49,7 +49,9 @@ class PatientProtocol(H11Protocol):
             self._look_later()
 
     def is_one_too_many(self) -> bool:
-        """Return whether its peer has more connections than it may have."""
+        """Return whether there are more connections than there may be, of all or of its peer."""
+        if len(self.connections) > self.most:
+            return True
         others = [each for each in self.connections if isinstance(each, PatientProtocol)]
         peers = [each.client[0] for each in others if each.client is not None]
         return self.client is not None and peers.count(self.client[0]) > self.most_of_a_peer
@@ -92,9 +94,3 @@ class PatientProtocol(H11Protocol):
             return cycle, 0
         rests = self.timeout_keep_alive_task is not None  # until uvicorn ends it
         return (cycle, 0) if cycle.response_complete and not rests else None
-
-
-class ProxiedProtocol(PatientProtocol):
-    """All connections come from a proxy: it knows who they are from."""
-
-    most_of_a_peer = MOST_CONNECTIONS

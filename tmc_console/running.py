@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tmc_common.addresses import HostPort
-from tmc_common.http_connections import MOST_CONNECTIONS, PatientProtocol, ProxiedProtocol, listen
+from tmc_common.http_connections import PatientProtocol, listen
 from tmc_common.proxies import proxy_options
 from tmc_console.application import application
 from tmc_console.center import Center
@@ -47,6 +47,12 @@ class ConsoleConfig:
     provider: Provider | None = None
 
 
+class _ProxiedProtocol(PatientProtocol):
+    """All connections come from a proxy: it knows who they are from."""
+
+    most_of_a_peer = PatientProtocol.most
+
+
 def run(config: ConsoleConfig, on_started: Callable[[int], None]) -> None:
     """Run until SIGTERM or SIGINT. on_started: called with the port. Raises OSError: it cannot listen there."""
     listening = listen(config.listen)
@@ -72,8 +78,7 @@ async def _serve(config: ConsoleConfig, listening: socket.socket) -> None:
         ssl_certfile=config.certificate or None,
         ssl_keyfile=config.key or None,
         timeout_graceful_shutdown=3,
-        http=ProxiedProtocol if config.secure and not config.certificate else PatientProtocol,
-        limit_concurrency=MOST_CONNECTIONS,
+        http=_ProxiedProtocol if config.secure and not config.certificate else PatientProtocol,
     )
     await uvicorn.Server(settings).serve(sockets=[listening])
 

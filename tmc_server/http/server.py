@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -25,9 +25,7 @@ _HANDSHAKE_S = 5.0  # of TLS
 
 
 class _Protocol(PatientProtocol):
-    """One connection. Any peer may have many of them: proxies have. most: of all peers."""
-
-    most: ClassVar[int]
+    """One connection. Any peer may have many of them: proxies have."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         shown = transport.get_extra_info("peercert")
@@ -36,6 +34,7 @@ class _Protocol(PatientProtocol):
         super().connection_made(transport)
 
     def is_one_too_many(self) -> bool:
+        """Return whether there are more connections than there may be."""
         return len(self.connections) > self.most
 
 

@@ -17,6 +17,7 @@ import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 NAMES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -156,11 +157,11 @@ class Reflection:
 
 
 def add_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
-    """Answer under both names about these services and about reflection itself."""
+    """Answer under both names about these services, the details of their errors, and reflection itself."""
     pool = descriptor_pool.Default()
     files = [pool.FindServiceByName(name).file for name in services]
-    own = reflection_pb2.DESCRIPTOR
-    reflection = Reflection([*services, *NAMES], Described([*files, own, _as_v1(own)]))
+    own, of_errors = reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR  # grpcurl shows what it can look up
+    reflection = Reflection([*services, *NAMES], Described([*files, own, _as_v1(own), of_errors]))
     handler = grpc.stream_stream_rpc_method_handler(
         reflection.answer,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,

@@ -156,6 +156,18 @@ def test_one_peer_does_not_take_all_connections(monkeypatch: pytest.MonkeyPatch)
         eventually(lambda: sum(map(_is_closed, opened)) == 20)
 
 
+def test_connections_beyond_the_limit_are_closed_and_those_before_are_served(
+    streaming: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections.PatientProtocol, "most", 5)
+    monkeypatch.setattr(connections, "PATIENCE_S", 300.0)
+    with httpx.Client(base_url=f"http://127.0.0.1:{streaming}", timeout=20) as known, ExitStack() as stack:
+        known.get("/slow")
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", streaming), 10)) for _ in range(7)]
+        eventually(lambda: sum(map(_is_closed, opened)) == 3)
+        assert known.get("/slow").status_code == 200
+
+
 def test_strangers_that_say_nothing_shut_nobody_out(port: int) -> None:
     def answers() -> bool:
         try:

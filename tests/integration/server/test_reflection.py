@@ -85,6 +85,9 @@ SYMBOLS = [
     "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
     "grpc.reflection.v1.ServerReflection.ServerReflectionInfo",
     "grpc.reflection.v1.ServerReflectionRequest.host",
+    "google.rpc.ErrorInfo",
+    "google.rpc.BadRequest.FieldViolation",
+    "google.rpc.RetryInfo",
 ]
 
 
