@@ -9,7 +9,7 @@ from tmc_server.domain.operations import Answer, Decide, Stored
 from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.work import Performer
-from tmc_server.errors import MessageUnknown
+from tmc_server.errors import InvalidField, MessageUnknown
 from tmc_server.metrics import METRICS, count_each
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller, Item, RateLimiter, perform_each
@@ -42,6 +42,8 @@ class Deciding:
                 number=parsed.number,
                 only_this_tag=caller.only_this_tag,
             )
+        if not (topic or key or attempt_id):
+            raise InvalidField("message_id", "be given, or else topic, key and attempt_id")
         validation.topic(topic)
         validation.key(key)
         validation.attempt_id(attempt_id)

@@ -126,6 +126,7 @@ class TestWhatTheDoorAnswers:
             ("messages:prepare", b"null", 400, "MALFORMED_REQUEST"),
             ("messages:prepare", b"", 400, "MALFORMED_REQUEST"),
             ("messages:prepare", _message("there", topic="nowhere"), 404, "TOPIC_UNKNOWN"),
+            ("messages:submit", {}, 400, "FIELD_INVALID"),
             ("messages:getMessage", {"topic": "order.paid", "key": "nowhere"}, 404, "MESSAGE_UNKNOWN"),
             ("admin:listTopics", {}, 401, "ADMIN_ONLY"),
             ("messages:rollback", _message("done"), 400, "MALFORMED_REQUEST"),
