@@ -254,18 +254,18 @@ class TestAnswers:
     def test_the_status_decides_whatever_the_body_does(self, center: RunningCenter, orders: tmc.Center) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
 
-            def dribble() -> int:
+            def dribble() -> None:
                 connection, _ = listening.accept()
                 with connection:
-                    connection.recv(1 << 16)
                     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
-                    return len(connection.recv(1))  # until the center has enough of it
+                    while connection.recv(1 << 16):  # until the center has enough of it
+                        pass
 
             topic = _subscribe(center, f"http://127.0.0.1:{listening.getsockname()[1]}/", untried=True)
             ended = pool.submit(dribble)
             orders.publish(topic, b"x", key="k")
             assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 1)
-            assert ended.result(60) == 0
+            ended.result(60)
 
     def test_a_paused_subscription_is_not_posted_what_waits_here(
         self, center: RunningCenter, orders: tmc.Center, shop: Receiver
@@ -432,7 +432,7 @@ class TestTarget:
 
         def slow(egress: Egress, place: str, setting: str) -> Any:
             if place.startswith("slow."):
-                ended.wait(60)
+                ended.wait(600)
             return permitted(egress, place, setting)
 
         monkeypatch.setattr(webhook, "permitted", slow)
@@ -440,11 +440,13 @@ class TestTarget:
         topics = [_subscribe(center, shop.url) for _ in range(3)]
         for number in range(20):
             orders.publish(slow_topic, b"x", key=f"k{number}")
-        for topic in topics:
-            orders.publish(topic, b"x", key="k")
-            assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 1)
-        assert _state(center, slow_topic, "k0")[0] == "SCHEDULED"
-        ended.set()
+        try:
+            for topic in topics:
+                orders.publish(topic, b"x", key="k")
+                assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 1)
+            assert _state(center, slow_topic, "k0")[0] == "SCHEDULED"
+        finally:
+            ended.set()
 
     @pytest.mark.parametrize(
         "target",
