@@ -93,7 +93,9 @@ class Outlets:
             consumers = self.streams = StreamOutlet(
                 loop, self.answers.give_back, wake, on_copies=on_copies, spans=PublishSpans(catalog)
             )
-        self.outlet = RoutingOutlet(catalog, consumers, known | self._forwarders, self.unforwardable)
+        self.outlet = RoutingOutlet(
+            catalog, consumers, known | self._forwarders, self.unforwardable, self.answers.unstored
+        )
         self.forwarder_kinds = sorted(known | self._forwarders)
 
     def _make_rabbit(self, config: Config, url: str, wake: Callable[[], None]) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from tmc_common.eventlog import EventLog
-from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.operations import THE_CENTER, Ack, GiveBack, Nack, Operation
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy
@@ -14,6 +14,8 @@ from tmc_server.domain.ports.work import Performer
 from tmc_server.errors import Retryable, ShuttingDown
 
 log = EventLog("tmc.delivery")
+
+_Outcome = Ack | Nack | GiveBack
 
 _PAUSE_S = 1.0
 _AT_ONCE = 500  # less than any queue of the group commit takes
@@ -31,6 +33,11 @@ class CopyAnswers:
         self.performer: Performer | None = None
         self.raise_alert: Callable[[str, SubscriptionNumber, str], None] = lambda _kind, _subscription, _detail: None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unstored: dict[SubscriptionNumber, set[tuple[Shard, MessageNumber]]] = {}
+
+    def unstored(self, subscription: SubscriptionNumber) -> frozenset[tuple[Shard, MessageNumber]]:
+        """Return the messages whose copies have an outcome that is not stored yet: no second copy may be made meanwhile."""
+        return frozenset(self._unstored.get(subscription, ()))
 
     def give_back(self, copies: Sequence[Copy], after_ms: int = 0) -> None:
         """The copies were not delivered: make them due again after `after_ms`, without counting the attempt."""
@@ -80,17 +87,26 @@ class CopyAnswers:
         """The target of a subscription has been refusing for a while: alert its owner."""
         self.raise_alert("queue refuses", subscription, detail)
 
-    def _start(self, operations: Sequence[Operation]) -> None:
+    def _start(self, operations: Sequence[_Outcome]) -> None:
+        for operation in operations:
+            self._unstored.setdefault(operation.subscription, set()).add((operation.shard, operation.number))
         try:
             self._loop.call_soon_threadsafe(self._spawn, operations)
         except RuntimeError:  # the loop is closed: the rows come again at their due time
             log.debug("answers_after_stop", "%d answers came after the end", len(operations))
 
-    def _spawn(self, operations: Sequence[Operation]) -> None:
+    def _spawn(self, operations: Sequence[_Outcome]) -> None:
         for start in range(0, len(operations), _AT_ONCE):
-            task = self._loop.create_task(self._perform(operations[start : start + _AT_ONCE]))
+            task = self._loop.create_task(self._store(operations[start : start + _AT_ONCE]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _store(self, operations: Sequence[_Outcome]) -> None:
+        try:
+            await self._perform(operations)
+        finally:
+            for operation in operations:
+                self._unstored[operation.subscription].discard((operation.shard, operation.number))
 
     async def _perform(self, operations: Sequence[Operation]) -> None:
         while operations:

@@ -127,9 +127,9 @@ class KafkaForwarder:
             if error is not None:
                 self._failed(copy, error, alone=alone)
                 return
+            self._answers.acknowledge([copy])
             self._forget(copy)
             self._window.succeeded(self._destination(copy.subscription))
-            self._answers.acknowledge([copy])
 
         return delivered
 
@@ -140,16 +140,16 @@ class KafkaForwarder:
             self._produce(self._alone, copy)
         elif error.code() in _NEVER | _TOO_LARGE:
             METRICS.returned.inc()
-            self._forget(copy)
             self._answers.refuse([copy], f"Kafka: {error.str()}", final=True)
+            self._forget(copy)
         else:
             self._give_back(copy, str(error.str()))
 
     def _give_back(self, copy: Copy, why: str) -> None:
-        self._forget(copy)
         failure = self._window.failed(self._destination(copy.subscription))
         METRICS.given_back.labels("connection lost").inc()
         self._answers.give_back([copy], after_ms=round(failure.pause_s * 1000))
+        self._forget(copy)
         if failure.begins_a_pause:
             log.warning("kafka_refuses", "Kafka refuses messages for now: %s", why)
             if failure.pauses >= ALERT_AFTER:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, Outlet
 
@@ -16,6 +17,7 @@ class RoutingOutlet:
     So do those of paused topics and subscriptions.
 
     on_missing: called with a subscription whose rows are due, and the kind of forwarder that is missing.
+    unstored: messages whose last copy has an outcome that is not stored yet.
     """
 
     def __init__(
@@ -24,11 +26,13 @@ class RoutingOutlet:
         consumers: Outlet,
         forwarders: Mapping[str, Outlet],
         on_missing: Callable[[SubscriptionNumber, str], None],
+        unstored: Callable[[SubscriptionNumber], frozenset[tuple[Shard, MessageNumber]]] = lambda _: frozenset(),
     ) -> None:
         self._catalog = catalog
         self._consumers = consumers
         self._forwarders = forwarders
         self._on_missing = on_missing
+        self._unstored = unstored
 
     def _outlet(self, subscription: SubscriptionNumber) -> Outlet | None:
         forward = self._catalog.current.subscriptions[subscription].forward
@@ -72,4 +76,7 @@ class RoutingOutlet:
         if self._catalog.current.is_paused(subscription):
             return None
         outlet = self._outlet(subscription)
-        return outlet.look(subscription) if outlet is not None else None
+        look = outlet.look(subscription) if outlet is not None else None
+        # Looked at in this order: a copy that is answered in between is in one of them.
+        unstored = self._unstored(subscription)
+        return look if look is None or not unstored else replace(look, unwritten=look.unwritten | unstored)

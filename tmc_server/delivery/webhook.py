@@ -260,17 +260,17 @@ class WebhookForwarder:
         error = "" if isinstance(outcome, _Taken) else outcome.why
         self._spans.published(copies, time.monotonic() - began, forward.kind, error)
         if isinstance(outcome, _Taken):
+            self._answers.acknowledge(copies)
             self._forget(line, copies)
             self._window.succeeded(line.destination)
-            self._answers.acknowledge(copies)
         elif isinstance(outcome, _Away):
             self._rest(line, copies, outcome)
         elif len(copies) > 1:
             await self._post_each(line, forward, copies)
         else:
             METRICS.returned.inc()
-            self._forget(line, copies)
             self._answers.refuse(copies, f"webhook: {outcome.why}")
+            self._forget(line, copies)
         return outcome
 
     async def _post_each(self, line: _Line, forward: Forward, copies: Sequence[Copy]) -> None:
@@ -348,10 +348,11 @@ class WebhookForwarder:
     def _give_back(self, line: _Line, copies: Sequence[Copy], after_s: float) -> None:
         if copies:
             METRICS.given_back.labels("connection lost").inc(len(copies))
-            self._forget(line, copies)
             self._answers.give_back(copies, after_ms=round(after_s * 1000))
+            self._forget(line, copies)
 
     def _forget(self, line: _Line, copies: Sequence[Copy]) -> None:
+        """Let go of copies that are answered: until the answer is stored, `answers` knows them."""
         line.destination.unconfirmed.difference_update([(copy.shard, copy.number) for copy in copies])
         size = sum(len(copy.body) for copy in copies)
         line.bytes -= size
