@@ -67,7 +67,7 @@ def lower_camel(name: str) -> str:
 
 
 class Document:
-    """What the files of our services, and those that they import, describe."""
+    """Collect what the files of our services, and those that they import, describe."""
 
     def __init__(self, files: FileDescriptorSet) -> None:
         self.paths: dict[str, Any] = {}
@@ -83,15 +83,15 @@ class Document:
             for each in file.source_code_info.location
         }
         for number, enum in enumerate(file.enum_type):
-            told = [comments.get((_ENUM, number), "")]
-            told += [
+            texts = [comments.get((_ENUM, number), "")]
+            texts += [
                 f"- `{value.name}`: {text}"
                 for place, value in enumerate(enum.value)
                 if (text := comments.get((_ENUM, number, _VALUE, place)))
             ]
             self.schemas[enum.name] = {
                 "type": "string",
-                "description": "\n".join(told).strip(),
+                "description": "\n".join(texts).strip(),
                 "enum": [value.name for value in enum.value],
             }
         for number, message in enumerate(file.message_type):

@@ -63,7 +63,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of its HTTP door."""
+        """Return the URL of its HTTP door."""
         return f"http://{self.environment['TMC_HTTP__LISTEN']}"
 
     def start(self) -> None:

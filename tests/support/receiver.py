@@ -1,4 +1,4 @@
-"""A receiver of webhooks: it answers as it is told to, and keeps what it got."""
+"""Receive webhooks: answer as the test wants, and keep what came."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ _Outcome = _Taken | _Failed | _Away
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Line:
-    """What waits for one destination. Changed on the loop only.
+    """Copies that wait for one destination. Changed on the loop only.
 
     bytes: of bodies, waiting or being posted.  resolved: a target, where it leads, since when.
     looking: the look-up that is under way, and of which target.
@@ -248,7 +248,7 @@ class WebhookForwarder:
                 copies = _next(line.waiting, _BATCH if forward.kind == WEBHOOK_BATCH else 1)
                 try:
                     await self._post(line, forward, copies)
-                except Exception:
+                except Exception:  # a fault of ours: no copy may be left without an answer
                     log.exception("webhook_failed", "a fault while posting to %s", line.destination.name)
                     self._rest(line, self._unsettled(line, copies), _Away("a fault of the center"))
         finally:

@@ -34,7 +34,7 @@ class Disconnected(grpc.aio.AbortError):
 
 
 class HttpCall:
-    """What the edge uses of `grpc.aio.ServicerContext`. most_bytes: of the request's body."""
+    """A request with those methods of `grpc.aio.ServicerContext` that the edge uses. most_bytes: of its body."""
 
     def __init__(self, scope: Scope, receive: Receive, most_bytes: int) -> None:
         self._scope = scope
