@@ -10,10 +10,11 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tests.support.eventually import eventually
 from tests.support.ports import end, free_port
+from tests.support.postgresql import as_postgres
 
 
 class PgBouncer:
@@ -28,9 +29,7 @@ class PgBouncer:
             f"listen_port = {self.port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {self.home}/users.txt\n"
             f"pool_mode = {mode}\ndefault_pool_size = {size}\nignore_startup_parameters = extra_float_digits\n"
         )
-        user: dict[str, Any] = {}
-        if os.getuid() == 0:  # it refuses to run as root
-            user = {"user": "postgres", "group": "postgres", "extra_groups": []}
+        if as_postgres():  # it refuses to run as root
             for path in (self.home, *self.home.iterdir()):
                 shutil.chown(path, "postgres", "postgres")
         atexit.register(self.stop)
@@ -38,7 +37,10 @@ class PgBouncer:
         assert binary is not None
         with open(self.home / "log", "wb") as log:
             self.process = subprocess.Popen(
-                [binary, str(self.home / "pgbouncer.ini")], stdout=log, stderr=log, start_new_session=True, **user
+                [*as_postgres(), binary, str(self.home / "pgbouncer.ini")],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         eventually(self._answers)
 

@@ -24,8 +24,12 @@ BINARIES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/bin
 _SUPERUSER = "tmc"
 
 
-def _as_user() -> dict[str, Any]:
-    return {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
+def as_postgres() -> list[str]:
+    """Return what to put in front of a command, for root.
+
+    Popen would change the user between fork and exec, and so run the fork handlers of gRPC, which can end the child.
+    """
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
 
 
 class PostgreSQL:
@@ -35,11 +39,12 @@ class PostgreSQL:
         """settings: of the server, such as autovacuum_naptime."""
         self._settings = {"shared_buffers": f"{pool_mb}MB", **settings}
         self.home = Path(tempfile.mkdtemp(prefix="tmc-postgresql-"))
-        if _as_user():
+        if as_postgres():
             shutil.chown(self.home, "postgres", "postgres")
         self.port = free_port()
         atexit.register(self.stop)  # a test that fails half way leaves nothing behind
         initdb = [
+            *as_postgres(),
             BINARIES / "initdb",
             "-D",
             self.home / "data",
@@ -51,9 +56,7 @@ class PostgreSQL:
             "UTF8",
             "--no-sync",
         ]
-        subprocess.run(
-            [*initdb, "--locale=C.UTF-8"], check=True, stdout=subprocess.DEVNULL, cwd=self.home, **_as_user()
-        )
+        subprocess.run([*initdb, "--locale=C.UTF-8"], check=True, stdout=subprocess.DEVNULL, cwd=self.home)
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -68,12 +71,11 @@ class PostgreSQL:
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with open(self.home / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [BINARIES / "postgres", "-D", self.home / "data", *options],
+                [*as_postgres(), BINARIES / "postgres", "-D", self.home / "data", *options],
                 stdout=log,
                 stderr=log,
                 cwd=self.home,
                 start_new_session=True,
-                **_as_user(),
             )
         eventually(self._answers, seconds=60)
 
