@@ -42,11 +42,16 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app_state = self.state()
         if self.is_one_too_many():
             transport.close()
         else:
             self._waits_for = self._client_owes()
             self._look_later()
+
+    def state(self) -> dict[str, Any]:
+        """Return what the connection adds to the scope of its requests, as `state`."""
+        return {}
 
     def is_one_too_many(self) -> bool:
         """Return whether there are more connections than there may be, of all or of its peer."""

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from uvicorn.server import ServerState
 
 from tmc_common.eventlog import EventLog
 from tmc_common.http_connections import PatientProtocol, listen
@@ -27,11 +26,10 @@ _HANDSHAKE_S = 5.0  # of TLS
 class _Protocol(PatientProtocol):
     """One connection. Any peer may have many of them: proxies have."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        shown = transport.get_extra_info("peercert")
-        if shown:
-            self.app_state = {"certificate": _names(shown)}
-        super().connection_made(transport)
+    def state(self) -> dict[str, Any]:
+        """Return whom the client's certificate names, if it showed one."""
+        shown = self.transport.get_extra_info("peercert")
+        return {"certificate": _names(shown)} if shown else {}
 
     def is_one_too_many(self) -> bool:
         """Return whether there are more connections than there may be."""
@@ -56,11 +54,12 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, with a limit for the handshake of TLS, which uvicorn does not have."""
-        config, state = self.config, self.server_state
+        config = self.config
+        protocol: Any = config.http_protocol_class
         assert sockets is not None
 
-        def made() -> asyncio.Protocol:
-            return _made(config, state)
+        def made() -> Any:
+            return protocol(config=config, server_state=self.server_state, app_state={})
 
         limit = _HANDSHAKE_S if config.ssl else None
         loop = asyncio.get_running_loop()
@@ -71,12 +70,6 @@ class _Server(uvicorn.Server):
             for each in sockets
         ]
         self.started = True
-
-
-def _made(config: uvicorn.Config, state: ServerState) -> asyncio.Protocol:
-    protocol: Any = config.http_protocol_class
-    made: asyncio.Protocol = protocol(config=config, server_state=state, app_state={})
-    return made
 
 
 class HttpServer:

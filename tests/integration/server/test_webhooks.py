@@ -228,13 +228,14 @@ class TestAnswers:
         eventually(lambda: _state(center, topic, "k") == ("SCHEDULED", 0))
 
     def test_an_odd_time_to_come_again_is_no_fault(
-        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver, caplog: pytest.LogCaptureFixture
     ) -> None:
         odd = iter(["Mon, 01 Jan 0001 00:00:00 +2359", "-5"])
         topic = _subscribe(center, shop.url)
         shop.answer = lambda _: Reply(503, {"Retry-After": next(odd)}) if len(shop.got) < 2 else Reply()
         orders.publish(topic, b"x", key="k")
         assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 1)
+        assert "a fault while posting" not in caplog.text
 
     def test_a_fault_of_the_center_costs_nothing(
         self, center: RunningCenter, orders: tmc.Center, shop: Receiver, monkeypatch: pytest.MonkeyPatch
