@@ -230,7 +230,7 @@ class TestAnswers:
     def test_an_odd_time_to_come_again_is_no_fault(
         self, center: RunningCenter, orders: tmc.Center, shop: Receiver, caplog: pytest.LogCaptureFixture
     ) -> None:
-        odd = iter(["Mon, 01 Jan 0001 00:00:00 +2359", "-5"])
+        odd = iter(["Fri, 31 Dec 9999 23:59:59 -2359", "-5"])
         topic = _subscribe(center, shop.url)
         shop.answer = lambda _: Reply(503, {"Retry-After": next(odd)}) if len(shop.got) < 2 else Reply()
         orders.publish(topic, b"x", key="k")
