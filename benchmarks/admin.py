@@ -30,11 +30,11 @@ from benchmarks.bulk import steady
 from benchmarks.idle import measure
 from benchmarks.serving import TMC
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
 from tests.support.rows import Rows
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.placement import shard_of
+from tmc_storm.eventually import eventually
 
 HERE = Path(__file__).parent
 PAGES = (

@@ -29,11 +29,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import tmc_client as tmc
 import tmc_client.aio
 from tests.support.center import RunningCenter
-from tests.support.mariadb import MariaDB
 from tests.support.store import StoreUnderTest, server_store, sqlite_store
 from tmc_client.producing.ledger import rows_for
 from tmc_client.tables import inbox, ledger
 from tmc_server.domain.operations import Operation
+from tmc_storm.services.mariadb import MariaDB
 
 _BATCH = 400
 _THREADS = 32

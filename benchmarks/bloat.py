@@ -16,9 +16,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.postgresql import PostgreSQL
 from tests.support.store import StoreUnderTest, server_store
 from tmc_server.store.retention import ClosedMessages
+from tmc_storm.services.postgresql import PostgreSQL
 
 _BATCH = 200
 

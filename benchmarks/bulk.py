@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
 from tests.support.rows import Rows
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_storm.eventually import eventually
 
 HERE = Path(__file__).parent
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.lifecycle import PARTS, Ledgers, run
 from tests.support.cluster import KINDS, Cluster, Kind
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 MODES = {"batched": ("batches", 2, 8), "tasks": ("tasks", 4, 64)}
 

@@ -22,11 +22,11 @@ import sqlalchemy as sa
 
 import tmc_client as tmc
 from tests.support.cluster import KINDS, Cluster, Kind
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tests.support.series import Series
 from tmc_client.producing.producer import prepare_request
 from tmc_common.protocol import admin_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 PRODUCER = str(Path(__file__).parent / "drain_producer.py")

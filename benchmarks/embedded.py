@@ -23,9 +23,9 @@ import grpc
 
 import tmc_client as tmc
 from benchmarks.serving import TMC
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_server.domain.placement import table_index_for
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 _TOPIC = "bench.paid"
 _LIMIT = timedelta(seconds=30)

@@ -28,8 +28,8 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from benchmarks.serving import TOPIC, Served, serving
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 _SLICES, _BLOCKS, _MESSAGES, _BATCHED = 16, 25, 3_000, 6_000
 _BODY = {"order": 7}

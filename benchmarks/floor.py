@@ -14,8 +14,8 @@ from typing import Any
 import MySQLdb
 import psycopg
 
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 _SETUP = (
     "DROP TABLE IF EXISTS floor_message",

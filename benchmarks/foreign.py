@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.lifecycle import PARTS, Ledgers, Lives, run
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
 from tests.support.go_client import built
+from tmc_storm.eventually import eventually
 
 SIDES = ("tasks", "stream", "unary")
 CALLERS = (64, 256)

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.idle import fill
 from benchmarks.lifecycle import Ledgers, Lives, run
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 MANY = 10
 PARTS = ("server", "database", "broker")

@@ -17,8 +17,8 @@ import MySQLdb
 import pika
 from pika.adapters.select_connection import SelectConnection
 
-from tests.support.mariadb import MariaDB
-from tests.support.rabbitmq import RabbitMQ
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 QUEUE = "handrolled"
 BODY = os.urandom(256)

@@ -23,8 +23,8 @@ import grpc
 
 from benchmarks import hostile_checks, hostile_shards
 from benchmarks.serving import TOPIC, Served, serving
-from tests.support.mariadb import MariaDB
 from tmc_common.protocol import message_pb2, message_pb2_grpc
+from tmc_storm.services.mariadb import MariaDB
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _CALLS_PER_S = 20

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from benchmarks.serving import TOPIC, Served, serving
-from tests.support.mariadb import MariaDB
 from tmc_common.protocol import consumption_pb2, message_pb2, message_pb2_grpc
+from tmc_storm.services.mariadb import MariaDB
 
 KINDS = ("publishes", "acks", "acks_in_one")
 _SHARDS, _BATCH, _UNDER_WAY, _CHANNELS = 32, 1000, 12, 8

@@ -13,7 +13,7 @@ import time
 import sqlalchemy as sa
 
 from tests.support.cluster import Cluster
-from tests.support.mariadb import MariaDB
+from tmc_storm.services.mariadb import MariaDB
 
 
 def cpu_s(pid: int) -> float:

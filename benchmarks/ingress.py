@@ -35,12 +35,12 @@ from benchmarks.cpu import seconds_of
 from benchmarks.push import SIDES, Push
 from tests.support.cluster import Cluster
 from tests.support.doors import Step, attributes_of, has_queue
-from tests.support.eventually import eventually
 from tests.support.kafka import Kafka
 from tmc_common.amqp import CorkedConnection
 from tmc_common.protocol import admin_pb2, message_pb2, message_pb2_grpc
 from tmc_common.signatures import sign
 from tmc_common.submission import queue_of, signed
+from tmc_storm.eventually import eventually
 
 DOORS = ("grpc", "rabbitmq", "kafka")
 SINGLE = ("unary", "http")

@@ -23,7 +23,7 @@ import tmc_client as tmc
 from benchmarks import floor
 from benchmarks.lifecycle import LIFE, ROOT, Ledgers, Lives, run
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 TOPIC = "bench.paid"
 SHARES = (25, 50, 75)  # percent

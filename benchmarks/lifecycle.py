@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import floor, handrolled
 from benchmarks.cpu import seconds_of
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 LIFE = (sys.executable, str(Path(__file__).parent / "life.py"))
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import sys
 import tmc_client as tmc
 from benchmarks.lifecycle import Ledgers, run
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 KEYS = 10_000
 WAITING = 1_000

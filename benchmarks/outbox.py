@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 import tmc_client as tmc
 from benchmarks import handrolled
-from tests.support.mariadb import MariaDB
-from tests.support.rabbitmq import RabbitMQ
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 _NAIVE, _BATCHED = 4_000, 20_000
 

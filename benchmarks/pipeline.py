@@ -32,7 +32,7 @@ from benchmarks.serving import serving
 from benchmarks.store import drive
 from tests.pipeline.running import toml_of
 from tests.support.filled import CONSUMERS, PRODUCERS, FilledCenter
-from tests.support.mariadb import MariaDB
+from tmc_storm.services.mariadb import MariaDB
 
 HERE = Path(__file__).parent
 MILLION = 1_000_000

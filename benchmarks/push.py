@@ -21,8 +21,6 @@ import uvloop
 
 from benchmarks.cpu import seconds_of
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_common.protocol import (
     admin_pb2,
     consumption_pb2,
@@ -31,6 +29,8 @@ from tmc_common.protocol import (
     message_pb2_grpc,
     types_pb2,
 )
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 SIDES = ("stream", "webhook", "webhook-batch")
 _BODY = os.urandom(256)

@@ -21,9 +21,9 @@ from typing import Any
 
 import tmc_client as tmc
 from tests.support.cluster import KINDS, Cluster, Kind
-from tests.support.eventually import eventually
 from tests.support.rows import Rows
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_storm.eventually import eventually
 
 ROOT = Path(__file__).parents[1]
 TOPIC = "bench.redelivered"

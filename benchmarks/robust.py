@@ -18,8 +18,8 @@ import time
 
 import tmc_client as tmc
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
 
 _LIMIT_BYTES = 20_000
 _EVERY_S = 0.02

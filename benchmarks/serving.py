@@ -15,9 +15,9 @@ from pathlib import Path
 
 import grpc
 
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 TMC = str(Path(sys.executable).parent / "tmc")
 TOPIC = "bench.paid"

@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks import floor
 from benchmarks.serving import TOPIC, Served, serving
 from tests.support.cluster import KINDS
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 CALLERS = str(Path(__file__).parent / "callers.py")
 

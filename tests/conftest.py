@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.support.consul import Consul
 from tests.support.dose import LONG
 from tests.support.kafka import Kafka
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
-from tests.support.rabbitmq import RabbitMQ
 from tests.support.store import StoreUnderTest, server_store, sqlite_store
+from tmc_storm.services.consul import Consul
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 SERVERS = ("mariadb", "postgresql")
 """Fixtures of database servers that the center runs on."""

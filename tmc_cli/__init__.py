@@ -35,11 +35,14 @@ COMMANDS = {
     "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
     "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics and subscriptions; inspect messages."),
     "console": Command("tmc_cli.console:app", "console", "Run the web console for operators."),
+    "storm": Command(
+        "tmc_cli.storm:app", "storm", "Break everything around a center of its own, and compare the books."
+    ),
     "completion": Command("tmc_cli.completion:run", "server", "Print a script that completes commands in a shell."),
     "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile and report; runs on Spark."),
 }
 # Libraries that are needed only by some configurations.
-_OURS = ("tmc_common", "tmc_client", "tmc_console", "tmc_server", "tmc_pipeline", "tmc_cli")
+_OURS = ("tmc_common", "tmc_client", "tmc_console", "tmc_server", "tmc_pipeline", "tmc_cli", "tmc_storm")
 
 
 def main() -> None:

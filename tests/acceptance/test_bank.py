@@ -14,9 +14,9 @@ import pytest
 from tests.support.banks import BANKS, Banks
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.postgresql import PostgreSQL
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.postgresql import PostgreSQL
 
 pytestmark = [pytest.mark.services, pytest.mark.postgresql]
 _KILLS, _TRANSFERS = (200, 20_000) if LONG else (12, 600)

@@ -6,10 +6,10 @@ from collections import Counter
 
 import tmc_client as tmc
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
 from tests.support.rows import Rows
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.consumption import ConsumptionState
+from tmc_storm.eventually import eventually
 
 DELIVERIES = 2_000
 FAILED = ConsumptionState.FAILED

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tmc_common.protocol import message_pb2, message_pb2_grpc, types_pb2
+from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1200 if LONG else 300)]
 _MESSAGES = 20_000 if LONG else 2_000

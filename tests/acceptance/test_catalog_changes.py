@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 import tmc_client as tmc
 from tests.support.cluster import Cluster
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2
+from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(300)]
 

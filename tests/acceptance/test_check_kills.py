@@ -16,9 +16,9 @@ import tmc_client as tmc
 from tests.integration.server.test_checks import prepared_with
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 STORY = ROOT / "tests" / "support" / "story"

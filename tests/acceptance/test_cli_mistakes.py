@@ -19,13 +19,13 @@ import sqlalchemy as sa
 
 from tests.support.certificates import Authority
 from tests.support.cluster import TMC
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
 from tests.support.mistakes import Table
-from tests.support.ports import free_port
-from tests.support.postgresql import PostgreSQL
-from tests.support.rabbitmq import RabbitMQ
 from tests.support.web import web_server
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.ports import free_port
+from tmc_storm.services.postgresql import PostgreSQL
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 NAME = "center.internal"  # the only name in the servers' certificate; nothing resolves it
 SECRET = "Hunter2-marked"

@@ -15,9 +15,9 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.certificates import for_loopback
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_server.store.migrate import head_revision
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 TMC = str(Path(sys.executable).parent / "tmc")
 _SHORT = timedelta(seconds=1)

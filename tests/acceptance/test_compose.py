@@ -18,13 +18,13 @@ import sqlalchemy as sa
 import yaml
 
 from tests.support.cluster import ROOT, TMC
-from tests.support.consul import Consul, program
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.ports import free_port
-from tests.support.postgresql import PostgreSQL
-from tests.support.rabbitmq import RabbitMQ, _script
 from tmc_server.config import load
+from tmc_storm.eventually import eventually
+from tmc_storm.services.consul import Consul, program
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.ports import free_port
+from tmc_storm.services.postgresql import PostgreSQL
+from tmc_storm.services.rabbitmq import RabbitMQ, _script
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql, pytest.mark.services]
 CHOICES = {".env": "mariadb", "deploy/compose/postgresql.env": "postgresql"}

@@ -17,7 +17,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.chromium import Chromium, chromium
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 pytestmark = pytest.mark.services
 

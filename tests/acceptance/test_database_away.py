@@ -9,10 +9,10 @@ import pytest
 
 import tmc_client as tmc
 from benchmarks.serving import TOPIC, serving
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 
 @pytest.mark.parametrize(

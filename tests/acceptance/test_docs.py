@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 TMC = str(Path(sys.executable).parent / "tmc")

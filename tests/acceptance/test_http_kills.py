@@ -18,9 +18,9 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tests.support.receiver import Receiver, Reply, receiver
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1200 if LONG else 300)]
 _MESSAGES = 20_000 if LONG else 1_000

@@ -21,10 +21,10 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tests.support.cluster import KINDS, ROOT, TMC, Cluster, Kind
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tests.support.story.kill_points import CONSUMER, PRODUCER, SERVER, KillPoint
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 STORY = ROOT / "tests" / "support" / "story"
 KILL_POINTS = str(STORY / "kill_points.py")

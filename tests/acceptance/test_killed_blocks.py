@@ -17,10 +17,10 @@ import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.cluster import ROOT
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tests.support.shops import DATABASES, open_shop, url_of
 from tests.support.story.killed_blocks import TOPIC
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
 
 BLOCKS = int(os.environ.get("TMC_TEST_BLOCKS", "3400" if LONG else "130"))
 SEED = int(os.environ.get("TMC_TEST_SEED", random.randrange(1 << 30)))

@@ -16,8 +16,8 @@ import pytest
 
 from examples.quickstart.run import HERE, Service, committed_in_center, rows, wait_for_port, wait_for_subscription
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 ORDERS = int(os.environ.get("TMC_TEST_ORDERS", "5000" if LONG else "1500"))
 KILLS = int(os.environ.get("TMC_TEST_KILLS", "50" if LONG else "15"))

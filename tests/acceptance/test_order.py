@@ -21,10 +21,10 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tests.support.cluster import ROOT, TMC, Cluster
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tests.support.store import in_thread
 from tmc_common.protocol import types_pb2
 from tmc_server.domain.ids import MessageId
+from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(1800)]
 

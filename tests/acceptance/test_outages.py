@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,12 +18,13 @@ import pytest
 
 from tests.support.banks import Banks
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
-from tests.support.rabbitmq import RabbitCluster, RabbitMQ
-from tests.support.storm import Fault
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.faults import Machine, of_machine
+from tmc_storm.plan import Fault
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
+from tmc_storm.services.rabbitmq import RabbitCluster
 
 pytestmark = [pytest.mark.services, pytest.mark.postgresql, pytest.mark.timeout(1800 if LONG else 500)]
 _SECONDS = 600 if LONG else 15
@@ -40,37 +40,22 @@ def databases() -> Iterator[tuple[MariaDB, PostgreSQL]]:
     north.stop()
 
 
-def _faults(banks: Banks, north: MariaDB, south: PostgreSQL) -> list[tuple[Fault, float]]:
-    """What breaks, and for how long at most."""
+def _faults(banks: Banks, north: MariaDB, south: PostgreSQL) -> list[Fault]:
+    """Everything that breaks here."""
     cluster = banks.cluster
-
-    def stopped(name: str, process: Callable[[], int]) -> Fault:
-        return Fault(
-            name=f"{name}: stop and continue",
-            part=name,
-            begin=lambda: os.kill(process(), signal.SIGSTOP),
-            end=lambda: os.kill(process(), signal.SIGCONT),
-        )
-
-    def killed(name: str, what: MariaDB | PostgreSQL | RabbitMQ) -> Fault:
-        return Fault(name=f"{name}: kill", part=name, begin=what.kill, end=what.start)
-
-    found = [(killed("north's database", north), _AWAY_S), (killed("south's database", south), _AWAY_S)]
-    found.append((stopped("north's database", lambda: north.process.pid), _AWAY_S))  # type: ignore[union-attr]
-    for number, server in enumerate(cluster.servers):
-        name = f"server {number}"
-        found.append((Fault(name=f"{name}: kill", part=name, begin=server.kill, end=server.start), 6.0))
-        found.append((stopped(name, lambda server=server: server.pid), 6.0))
-    for number, database in enumerate(cluster.databases):
-        name = f"database {number}"
-        found.append((killed(name, database), 8.0))
-        found.append((stopped(name, lambda database=database: database.process.pid), 8.0))
     nodes = cluster.broker.nodes if isinstance(cluster.broker, RabbitCluster) else [cluster.broker]
-    for number, node in enumerate(nodes):
-        name = f"broker {number}"
-        found.append((killed(name, node), 12.0))
-        found.append((Fault(name=f"{name}: stop and continue", part=name, begin=node.suspend, end=node.resume), 12.0))
-    return found
+    machines: list[tuple[str, Machine, float]] = [
+        ("north's database", north, _AWAY_S),
+        ("south's database", south, _AWAY_S),
+    ]
+    machines += [(f"server {number}", server, 6.0) for number, server in enumerate(cluster.servers)]
+    machines += [(f"database {number}", database, 8.0) for number, database in enumerate(cluster.databases)]
+    machines += [(f"broker {number}", node, 12.0) for number, node in enumerate(nodes)]
+    return [
+        fault
+        for name, machine, longest_s in machines
+        for fault in of_machine(machine, name, name, longest_s=longest_s, weight=1.0)
+    ]
 
 
 def test_no_outage_uses_up_retries(
@@ -85,18 +70,17 @@ def test_no_outage_uses_up_retries(
         eventually(lambda: banks.count() >= 100, seconds=60)
         faults = _faults(banks, north, south)
         until = time.monotonic() + _SECONDS
-        first: list[tuple[Fault, float]] = faults[:2]  # whatever the dice say
+        first = [faults[0], faults[2]]  # whatever the dice say: both databases are killed
         while first or time.monotonic() < until:
             one = first.pop() if first else dice.choice(faults)
-            others = [each for each in faults if each[0].part != one[0].part]
+            others = [each for each in faults if each.part != one.part]
             both = [one, *dice.sample(others, dice.choice((0, 1)))]
-            for fault, _ in both:
-                struck[fault.name] += 1
-                fault.begin()
-            away_s = max(longest for _, longest in both)
+            struck.update(fault.kind for fault in both)
+            ends = {fault.part: fault.begin(dice) for fault in both}
+            away_s = max(fault.longest_s for fault in both)
             time.sleep(away_s if away_s >= _AWAY_S else dice.uniform(0.2, away_s))  # its length is the experiment
-            for fault, _ in sorted(both, key=lambda each: each[0].part.startswith("server")):
-                fault.end()
+            for part in sorted(ends, key=lambda part: part.startswith("server")):  # a server starts on what is there
+                ends[part]()
             time.sleep(dice.uniform(0.0, 3.0))
         calm = time.monotonic()
         banks.end()

@@ -16,11 +16,11 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tests.support.outbox_shop import TOPIC, make_tables, purchase
-from tests.support.rabbitmq import RabbitMQ
 from tmc_client.outbox.store import OutboxStore
 from tmc_client.tables import metadata
+from tmc_storm.eventually import eventually
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.services
 TMC = str(Path(sys.executable).parent / "tmc")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import TMC
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 
 class Operator:

@@ -17,9 +17,9 @@ import pytest
 import tmc_client as tmc
 from tests.support.cluster import ROOT, TMC, Cluster
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]
 

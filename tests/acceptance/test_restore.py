@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_client.tables import ledger
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "dev": {"retry_interval_ms": 300, "transaction_time_ms": 200},

@@ -18,10 +18,10 @@ from pydantic import SecretStr
 
 import tmc_client as tmc
 from tests.support.cluster import TMC
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_client.discovery import ConsulAddress
 from tmc_server.config import Config, ConfigError, load
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 MARK = "Hunter2Marked"
 SHAPES = [

@@ -15,9 +15,9 @@ import pytest
 import tmc_client as tmc
 from tests.support.cluster import ROOT, Cluster
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tests.support.story.cast import STORY, Story
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services, pytest.mark.timeout(600)]
 

@@ -18,10 +18,10 @@ import sqlalchemy as sa
 
 from tests.support.center import RunningCenter
 from tests.support.cluster import ROOT
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
-from tests.support.postgresql import PostgreSQL
-from tests.support.rabbitmq import RabbitMQ
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
+from tmc_storm.services.postgresql import PostgreSQL
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 _SERVE = """
 import importlib, sys, wsgiref.simple_server

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.cluster import TMC
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.ports import free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.ports import free_port
 
 pytestmark = pytest.mark.mariadb
 

@@ -1,58 +1,88 @@
-"""Ten minutes (in CI less) of random faults on the whole production form, then the ledgers are compared.
+"""`tmc storm` as its user runs it, over each kind of store: two minutes together in CI, ten for each by `--long`.
 
-Three servers, two databases, RabbitMQ behind a proxy that cuts, delays, black-holes and resets; servers, databases,
-broker and consumers are killed and stopped. STORM_SEED repeats a sequence.
+STORM_SEED repeats a sequence.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import KINDS, Cluster, Kind
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.storm import Storm
-from tests.support.story.cast import Story
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql, pytest.mark.services, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_after_a_storm_nothing_is_lost_invented_or_doubled(
-    kind: Kind, tmp_path: Path, note: Callable[[str], None]
-) -> None:
-    seed = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
-    with Cluster(databases=2, servers=3, kind=kind, consul=True, broker_behind_proxy=True) as cluster:
-        cluster.shared(3)
-        story = Story(cluster, tmp_path, count=10_000_000)
-        try:
-            eventually(lambda: story.progress() >= 100, seconds=60)
-            storm = Storm(cluster, story, seed)
-            storm.rage(600 if LONG else 25)
-            calm = time.monotonic()
-            story.end_producers()
-            committed = story.committed()
-            wanted = {app: {key for key in committed if key.endswith(topics)} for app, topics in story.apps.items()}
-            total = sum(map(len, wanted.values()))
-            eventually(
-                lambda: cluster.consumptions() == {"ACKED": total},
-                seconds=240,
-                describe=lambda: f"seed {seed}: {cluster.consumptions()} instead of {total}",
-            )
-            settled_s = time.monotonic() - calm
-            for app, keys in wanted.items():
-                effects = story.effects(app)
-                assert set(effects) - keys == set(), f"invented; seed {seed}"
-                assert keys - set(effects) == set(), f"lost; seed {seed}"
-                assert set(effects.values()) == {1}, f"doubled; seed {seed}"
-            note(
-                f"storm over {kind}, seed {seed}: {sum(storm.struck.values())} faults of {len(storm.struck)} kinds, "
-                f"{len(committed)} messages, {total} deliveries, settled {settled_s:.0f} s after the last fault"
-            )
-        finally:
-            story.stop()
+def _storm(report: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tmc_cli", "storm", "--report", str(report), *options]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("store", "minutes"), [("sqlite", 0.4), ("mariadb", 0.8), ("postgresql", 0.8)])
+def test_after_a_storm_the_books_agree(store: str, minutes: float, tmp_path: Path, note: Callable[[str], None]) -> None:
+    seed = os.environ.get("STORM_SEED", str(time.time_ns() % 1_000_000))
+    done = _storm(tmp_path / "storm", "--store", store, "--minutes", str(10 if LONG else minutes), "--seed", seed)
+    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+    report = json.loads((tmp_path / "storm" / "report.json").read_text())
+    assert report["clean"]
+    assert report["faults"] >= 15
+    assert len(report["kinds"]) >= 12
+    assert report["effects"] > report["orders"] >= 300
+    assert "clean" in (tmp_path / "storm" / "report.html").read_text()
+    note(f"storm over {store}, seed {seed}: {done.stderr.splitlines()[-1]}")
+
+
+def test_the_literal_form_kills_nodes_by_the_number(tmp_path: Path, note: Callable[[str], None]) -> None:
+    options = [
+        "--literal",
+        "--store",
+        "mariadb",
+        "--minutes",
+        str(10 if LONG else 0.5),
+        "--interval",
+        "20" if LONG else "6",
+    ]
+    done = _storm(tmp_path / "storm", *options)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "storm" / "report.json").read_text())
+    assert {line["kind"].partition(": ")[2] for line in report["kinds"]} == {"killed"}
+    note(f"literal storm: {done.stderr.splitlines()[-1]}")
+
+
+def test_an_earlier_run_is_repeated(tmp_path: Path) -> None:
+    assert _storm(tmp_path / "first", "--minutes", "0.1", "--seed", "1").returncode == 0
+    earlier = tmp_path / "first" / "report.json"
+    assert _storm(tmp_path / "second", "--minutes", "0.1", "--seed", "1", "--repeat", str(earlier)).returncode == 0
+    first, second = (
+        [one["strike"] for one in json.loads((tmp_path / name / "report.json").read_text())["strikes"]]
+        for name in ("first", "second")
+    )
+    assert first == second != []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--minimize"], "--minimize needs --repeat REPORT.JSON"),
+        (["--literal"], "--literal needs several nodes"),
+        (["--repeat", "nowhere.json"], "--repeat: [Errno 2]"),
+        (["--minutes", "0"], "--minutes"),
+    ],
+)
+def test_what_cannot_be_run_is_said(options: list[str], sentence: str, tmp_path: Path) -> None:
+    done = _storm(tmp_path / "storm", *options)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+
+
+def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    done = _storm(tmp_path)
+    assert (done.returncode, "is not empty" in done.stderr) == (2, True)

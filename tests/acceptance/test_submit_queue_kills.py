@@ -16,10 +16,10 @@ import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.doors import KafkaDoor, RabbitDoor, Step, has_queue
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tests.support.kafka import Kafka
 from tmc_common.protocol import admin_pb2
 from tmc_common.submission import dead_queue_of, queue_of
+from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800 if LONG else 300)]
 _MESSAGES = 20_000 if LONG else 1_500

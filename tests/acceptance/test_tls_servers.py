@@ -17,8 +17,8 @@ import pytest
 import tmc_client as tmc
 from tests.support.certificates import Authority
 from tests.support.cluster import TMC, Cluster
-from tests.support.eventually import eventually
 from tests.support.grpcurl import Reflection
+from tmc_storm.eventually import eventually
 
 _NAME = "localhost"  # the only name in it; servers are addressed as 127.0.0.1
 

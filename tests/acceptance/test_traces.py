@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.eventually import eventually
-from tests.support.mariadb import CACHE
-from tests.support.ports import end, free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.cache import cache
+from tmc_storm.services.ports import end, free_port
 
 pytestmark = pytest.mark.services
 BIN = Path(sys.executable).parent
@@ -51,7 +51,7 @@ class Zipkin:
         port = self.url.rpartition(":")[2]
         self._home = tempfile.TemporaryDirectory(prefix="tmc-zipkin-")
         self.process = subprocess.Popen(
-            ["java", "-Xmx128m", "-jar", str(CACHE / "zipkin.jar")],
+            ["java", "-Xmx128m", "-jar", str(cache() / "zipkin.jar")],
             env=os.environ | {"QUERY_PORT": port, "STORAGE_TYPE": "mem"},
             cwd=self._home.name,
             stdout=subprocess.DEVNULL,

@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.running import TMC, toml_of
 from tests.support.filled import START_MS, FilledCenter
-from tests.support.mariadb import CACHE, MariaDB
-from tests.support.postgresql import PostgreSQL
 from tmc_pipeline.classes import classes_file
 from tmc_pipeline.dialects import JARS
 from tmc_pipeline.session import check_java, session
 from tmc_pipeline.settings import SparkSettings
+from tmc_storm.services.cache import cache
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 SHARDS = (4, 7, 16, 31)
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -32,7 +33,7 @@ def spark() -> Iterator[SparkSession]:
     settings = SparkSettings(
         master="local[2]",
         profile="fast",
-        drivers=(*(f"/usr/share/java/{jar}" for jar in JARS.values()), f"{CACHE}/s3/*.jar"),
+        drivers=(*(f"/usr/share/java/{jar}" for jar in JARS.values()), f"{cache()}/s3/*.jar"),
         options={
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",
@@ -56,7 +57,7 @@ def mariadb() -> Iterator[MariaDB]:
 @pytest.fixture(scope="session", autouse=True)
 def cached(mariadb: MariaDB) -> Path:
     """The file with Spark's classes, made once per cache: each job at the command line starts seconds sooner."""
-    os.environ["XDG_CACHE_HOME"] = str(CACHE)
+    os.environ["XDG_CACHE_HOME"] = str(cache())
     path = classes_file(check_java())
     assert path is not None
     if not path.is_file():

@@ -19,7 +19,6 @@ from pyspark.sql import functions as f
 from tests.pipeline.conftest import SHARDS
 from tests.pipeline.running import FETCH, Jobs, keys
 from tests.support.filled import START_MS, FilledCenter
-from tests.support.mariadb import MariaDB
 from tmc_pipeline.archive import job as archiving
 from tmc_pipeline.archive.contents import Archive
 from tmc_pipeline.archive.restore import Restoring
@@ -36,6 +35,7 @@ from tmc_server.domain.message import MessageState
 from tmc_server.store.engines import Database
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.retention import ClosedMessages
+from tmc_storm.services.mariadb import MariaDB
 
 pytestmark = pytest.mark.mariadb
 Fill = Callable[..., FilledCenter]

@@ -14,12 +14,12 @@ from tests.pipeline.kinds import CHANGED, CHANGED_DELIVERY, KINDS, ORDER_KINDS, 
 from tests.pipeline.running import Jobs
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
-from tests.support.mariadb import MariaDB
 from tmc_pipeline.archive.job import DAY_MS
 from tmc_pipeline.frames import CONSUMPTION, MESSAGE
 from tmc_pipeline.reconcile.job import Summary
 from tmc_pipeline.reconcile.outlines import CONTENT, COURSE, IDENTITY
 from tmc_pipeline.reconcile.verdicts import AGREED, DISCREPANCIES, PENDING, VERDICTS
+from tmc_storm.services.mariadb import MariaDB
 
 SHARDS = tuple(range(32)) if LONG else (7, 15, 16, 31)  # each makes the plans longer
 REMOVED = range(8)  # shards whose hot tables lost what is archived

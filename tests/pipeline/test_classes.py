@@ -14,12 +14,12 @@ import pytest
 from tests.pipeline.conftest import QUICK_JAVA
 from tests.pipeline.running import TMC, toml_of
 from tests.pipeline.test_command_line import refusal, run
-from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter
-from tests.support.mariadb import MariaDB
 from tmc_pipeline.classes import NewClasses, classes_file, shared_classes
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.session import check_java
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
 
 pytestmark = pytest.mark.mariadb
 

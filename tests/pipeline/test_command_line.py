@@ -24,8 +24,6 @@ from tests.support.center import RunningCenter
 from tests.support.certificates import for_loopback
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
-from tests.support.mariadb import MariaDB
-from tests.support.ports import free_port
 from tmc_client.center import Center
 from tmc_client.connecting.connection import Identity
 from tmc_pipeline.archive.restore import Restoring, replay, wanted_ids
@@ -35,6 +33,8 @@ from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, from_text
 from tmc_pipeline.session import check_java, driver_jars, how_to_start_processes
 from tmc_pipeline.settings import SparkSettings
 from tmc_server.config import LimitsConfig
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.ports import free_port
 
 pytestmark = pytest.mark.mariadb
 QUICK = {"profile": "fast", "options": {"spark.driver.extraJavaOptions": QUICK_JAVA}}

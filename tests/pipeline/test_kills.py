@@ -21,12 +21,12 @@ from pyspark.sql import SparkSession
 from tests.pipeline.running import TMC, Jobs, toml_of
 from tests.pipeline.test_command_line import QUICK
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tests.support.filled import FilledCenter
-from tests.support.mariadb import MariaDB
-from tests.support.ports import free_port
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.domain.ports.retention import ListUnreadable
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.ports import free_port
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]

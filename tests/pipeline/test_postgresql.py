@@ -12,13 +12,13 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.running import FETCH, Jobs
 from tests.support.filled import CONSUMERS, PRODUCERS
-from tests.support.postgresql import PostgreSQL
 from tmc_client.producing.ledger import create_tables
 from tmc_client.tables import inbox, ledger
 from tmc_pipeline.dialects import database
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.settings import LedgerSource
+from tmc_storm.services.postgresql import PostgreSQL
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql]
 

@@ -16,7 +16,6 @@ from pyspark.sql import functions as f
 from tests.pipeline.running import Jobs
 from tests.support.dose import LONG
 from tests.support.filled import START_MS, FilledCenter
-from tests.support.mariadb import MariaDB
 from tmc_common.headers import REPLAY_OF
 from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.frames import CONSUMPTION, MESSAGE, small_table
@@ -30,6 +29,7 @@ from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS
 from tmc_server.domain.message import MessageState as M
+from tmc_storm.services.mariadb import MariaDB
 
 pytestmark = pytest.mark.mariadb
 NOW_MS = START_MS + 86_400_000

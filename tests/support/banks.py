@@ -14,9 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.support.cluster import ROOT, Cluster
-from tests.support.ports import free_port
 from tests.support.story.bank import ACCOUNTS, FIRST, account, open_bank, put, taken
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.services.ports import free_port
 
 BANKS = ("north", "south")
 

@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
 from tests.support.store import migrated_sqlite
 from tmc_client.embedded import Hold
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
 from tmc_server.app import DEV, SERVER, Server, initialize
 from tmc_server.config import Config
+from tmc_storm.eventually import eventually
 
 
 def _prepare(url: str) -> None:

@@ -11,7 +11,7 @@ from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 WIDTHS = {"desktop": 1300, "phone": 390}
 

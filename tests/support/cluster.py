@@ -17,18 +17,18 @@ from typing import Any, Literal
 import grpc
 import sqlalchemy as sa
 
-from tests.support.consul import Consul
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.ports import free_port
-from tests.support.postgresql import PostgreSQL
-from tests.support.rabbitmq import RabbitCluster, RabbitMQ
-from tests.support.tcp_proxy import TcpProxy
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.store.engines import Database
 from tmc_server.store.tables import shard_tables, tombstone
+from tmc_storm.eventually import eventually
+from tmc_storm.services.consul import Consul
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.ports import free_port
+from tmc_storm.services.postgresql import PostgreSQL
+from tmc_storm.services.rabbitmq import RabbitCluster, RabbitMQ
+from tmc_storm.tcp_proxy import TcpProxy
 
 TMC = str(Path(sys.executable).parent / "tmc")
 ROOT = Path(__file__).parents[2]
@@ -91,6 +91,12 @@ class Server:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def suspend(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def terminate(self) -> int:
         """SIGTERM, and wait. Returns: the exit code."""

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import TMC
-from tests.support.consul import Consul
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.rabbitmq import RabbitMQ
+from tmc_storm.eventually import eventually
+from tmc_storm.services.consul import Consul
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 HOME = Path(os.environ.get("TMC_DEV_SERVICES", Path(__file__).parents[2] / ".dev-services"))
 STATE = HOME / "state.json"

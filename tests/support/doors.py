@@ -19,10 +19,10 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, message_pb2, message_pb2_grpc, types_pb2
 from tmc_common.signatures import sign
 from tmc_common.submission import queue_of, signed
+from tmc_storm.eventually import eventually
 
 
 @dataclass(frozen=True, kw_only=True)

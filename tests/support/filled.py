@@ -12,11 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.mariadb import MariaDB
 from tmc_client.producing.ledger import create_tables
 from tmc_server.app.maintenance import initialize
 from tmc_server.config import Config
 from tmc_server.domain.ids import EPOCH_MS
+from tmc_storm.services.mariadb import MariaDB
 
 TOPICS = ("orders.paid", "orders.shipped", "stock.moved")
 PRODUCERS = ("p1", "p2", "p3")

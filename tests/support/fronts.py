@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from tests.support import certificates
-from tests.support.eventually import eventually
-from tests.support.ports import end, free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import end, free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "proxies"
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # folders that nginx wants to write to

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import shutil
 import signal
 import subprocess
@@ -14,10 +13,11 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.cache import cache
+from tmc_storm.services.ports import free_port
 
-JARS = Path(os.environ.get("TMC_TEST_CACHE", f"{tempfile.gettempdir()}/tmc-test-cache-{os.getuid()}")) / "kafka"
+JARS = cache() / "kafka"
 _JAVA = ("java", "-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
-from tests.support.eventually import eventually
-from tests.support.ports import end, free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import end, free_port
 
 CLIENT = "tmc"
 ANN, STRANGER = "ann@example.com", "eve@example.com"

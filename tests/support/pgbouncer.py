@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from tests.support.eventually import eventually
-from tests.support.ports import end, free_port
-from tests.support.postgresql import as_postgres
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import end, free_port
+from tmc_storm.services.postgresql import as_postgres
 
 
 class PgBouncer:

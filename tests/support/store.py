@@ -18,8 +18,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from tests.support.clock import ManualClock
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tmc_common.headers import ORDER_KEY
 from tmc_server.domain.catalog import NewApp, NewTopic
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
@@ -63,6 +61,8 @@ from tmc_server.store.migrate import migrate
 from tmc_server.store.outcomes import Wait
 from tmc_server.store.tables import METADATA, meta, shard_tables
 from tmc_server.store.transaction import Hook, no_hook
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 
 class RecordingOutlet:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
+from tmc_storm.services.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LINES = ROOT / "examples" / "lines"

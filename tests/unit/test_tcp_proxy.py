@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.eventually import eventually
-from tests.support.tcp_proxy import TcpProxy
+from tmc_storm.eventually import eventually
+from tmc_storm.tcp_proxy import TcpProxy
 
 
 @pytest.fixture

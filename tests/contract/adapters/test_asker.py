@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 
 from tests.integration.server.test_askers import OPTIONS, at
-from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc, RogueHttp
 from tmc_server.checks.channels import Channels
 from tmc_server.checks.contract import AskerContract
@@ -17,6 +16,7 @@ from tmc_server.checks.http import HttpChecks
 from tmc_server.checks.reflection import ReflectionChecks
 from tmc_server.domain.checks import CheckTarget
 from tmc_server.domain.ports.checks import Asker, Endpoint
+from tmc_storm.services.ports import free_port
 
 
 class _Rogues:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.consul import Consul
-from tests.support.eventually import eventually
 from tests.support.store import StoreUnderTest
 from tmc_client.discovery import Registration
 from tmc_server.discovery.consul import ConsulInstances
@@ -18,6 +16,8 @@ from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.catalog import App
 from tmc_server.domain.ports.checks import Instance, Instances
 from tmc_server.store.senders import SqlSeenSenders
+from tmc_storm.eventually import eventually
+from tmc_storm.services.consul import Consul
 
 
 def _app(number: int, name: str) -> App:

@@ -11,9 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.support.eventually import eventually
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
-from tests.support.rabbitmq import RabbitMQ
 from tests.support.receiver import receiver
 from tests.support.store import RecordingOutlet
 from tmc_server.delivery.kafka import KafkaForwarder
@@ -27,6 +25,8 @@ from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.egress import Egress
 from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.outgoing import client_tls
+from tmc_storm.eventually import eventually
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 ROOM = 10_000  # more than any of these outlets has
 

@@ -17,12 +17,12 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import Envelope
 
 from tests.support.outlet import SomeCatalog
-from tests.support.ports import free_port
 from tmc_server.alerts.log import LogSink
 from tmc_server.alerts.smtp import MailServer, SmtpSink
 from tmc_server.alerts.webhook import WebhookSink
 from tmc_server.domain.alerts import Language, NoticeEvent
 from tmc_server.domain.ports.alerts import Alert, AlertSink
+from tmc_storm.services.ports import free_port
 
 _PLAIN = SomeCatalog("coupons", 1).current
 _OWNER = replace(_PLAIN.apps[1], alert_email="orders@example.org", alert_phone="+49 30 1234567")

@@ -13,10 +13,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tests.support.outlet import SomeCatalog, a_copy
-from tests.support.ports import free_port
-from tests.support.rabbitmq import RabbitMQ
 from tmc_client.consuming.received import Message, OnMessage, Receipt, Transport
 from tmc_client.consuming.screening import Calls, Screen
 from tmc_client.consuming.transports.rabbitmq import Broker, Credentials, Plan, RabbitTransport
@@ -24,6 +21,9 @@ from tmc_client.consuming.transports.stream import StreamTransport
 from tmc_common.addresses import HostPort
 from tmc_common.protocol import consumption_pb2
 from tmc_server.delivery.rabbitmq_properties import properties_of
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 _numbers = itertools.count(1)
 

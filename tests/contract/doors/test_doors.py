@@ -22,10 +22,10 @@ from tests.support.doors import (
     has_queue,
     open_queue,
 )
-from tests.support.eventually import eventually
 from tests.support.kafka import Kafka
-from tests.support.rabbitmq import RabbitMQ
 from tmc_common.submission import queue_of
+from tmc_storm.eventually import eventually
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.services
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tests.support.store import StoreUnderTest, server_store
 from tmc_common.headers import REPLAY_OF, REPLAY_TO
 from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, BulkState, ItemOutcome, Place, Selection
@@ -32,6 +30,8 @@ from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.selecting import BEFORE_ALL, page_of
 from tmc_server.store.tables import audit, bulk_item, failed, shard_tables
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 C = ConsumptionState
 REACTIVATE, CANCEL, REPLAY = BulkAction.REACTIVATE, BulkAction.CANCEL, BulkAction.REPLAY

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
 from tests.support.handlers import HandlerBench
 from tests.support.messages import a_message
 from tests.support.store import POLICY, StoreUnderTest
@@ -32,6 +31,7 @@ from tmc_server.errors import AttemptStale
 from tmc_server.store.claims import claim_due
 from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import shard_tables
+from tmc_storm.eventually import eventually
 
 NO_RETRIES = replace(POLICY, max_retry=0)
 """One failure of a handler, and the message is FAILED."""

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tests.support.store import StoreUnderTest, server_store
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
@@ -19,6 +17,8 @@ from tmc_server.domain.ports.reading import Span
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.listing import Lister
 from tmc_server.store.tables import failed, shard_tables
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 ALL = [Shard(number) for number in range(32)]
 BOTH = pytest.mark.parametrize("newest_first", [False, True])

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.mariadb import MariaDB
 from tests.support.parking import Parking
-from tests.support.postgresql import PostgreSQL
 from tests.support.store import DONE, POLICY, StoreUnderTest, in_thread, server_store
 from tmc_common.headers import ORDER_KEY, SEQUENCE
 from tmc_server.domain.consumption import ConsumptionState as C
@@ -18,6 +16,8 @@ from tmc_server.domain.message import MessageState
 from tmc_server.domain.ordering import OrderMode, order_hash
 from tmc_server.errors import ConsumptionClosed
 from tmc_server.store.outcomes import Wait
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 DAY_S = 86_400
 

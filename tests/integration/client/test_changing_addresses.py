@@ -15,10 +15,10 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.dns import Dns
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_client.connecting.connection import CHANNEL_OPTIONS
 from tmc_common.protocol import message_pb2, message_pb2_grpc
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 APP = (("tmc-app", "orders"),)
 OLD, NEW = "127.0.0.2", "127.0.0.3"

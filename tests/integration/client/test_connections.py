@@ -19,10 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message, in_line
-from tests.support.postgresql import PostgreSQL
 from tests.support.producing import FakeProducer, FakeTarget, done, verdicts
 from tmc_client.local.choosing import local_of
 from tmc_client.local.engines import engine_of
@@ -31,6 +28,9 @@ from tmc_client.producing.ledger import resume, rows_for
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger as tmc_ledger
 from tmc_common.protocol import message_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 _numbers = itertools.count(1)
 _TABLES = ("effect", "taken", "tmc_ledger", "tmc_inbox", "tmc_inbox_order", "tmc_outbox")

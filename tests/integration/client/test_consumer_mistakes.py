@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tests.support.mistakes import Table
 from tmc_client import aio
+from tmc_storm.eventually import eventually
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers

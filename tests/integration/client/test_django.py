@@ -21,14 +21,14 @@ from django.test import TestCase
 
 import tmc_client as tmc
 from tests.support import django_site
-from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message
-from tests.support.postgresql import PostgreSQL
 from tests.support.producing import FakeProducer, FakeTarget, verdicts
 from tmc_client import django as tmc_django
 from tmc_client.django.local import AtomicTransaction
 from tmc_client.producing.answered import Answered
 from tmc_client.producing.transaction import Transaction
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 ALIAS = "default"
 _TABLES = ("effect", "taken", "tmc_ledger", "tmc_inbox", "tmc_inbox_order", "tmc_outbox")

@@ -15,12 +15,12 @@ import sqlalchemy as sa
 
 import tmc_client as tmc
 from tests.support import django_site
-from tests.support.consul import Consul
-from tests.support.eventually import eventually
 from tmc_client.checks.answers import Checks
 from tmc_common.protocol import check_pb2
 from tmc_server.discovery.consul import ConsulInstances
 from tmc_server.domain.catalog import App
+from tmc_storm.eventually import eventually
+from tmc_storm.services.consul import Consul
 
 TOKEN = "the-token"
 ASKED = {"items": [{"messageId": "1-1-05-1", "topic": "shop.paid", "messageKey": "k"}]}

@@ -16,9 +16,6 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tests.support.center import CenterInThisProcess
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tmc_common.protocol import (
     admin_pb2,
     admin_pb2_grpc,
@@ -27,6 +24,9 @@ from tmc_common.protocol import (
     message_pb2,
     message_pb2_grpc,
 )
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 
 @pytest.fixture

@@ -23,9 +23,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tmc_client.center import timedelta
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.consuming.inbox import Effects
@@ -34,6 +31,9 @@ from tmc_client.producing.aio_transaction import AsyncTransaction
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import inbox, ledger, ledger_info
 from tmc_common.protocol import message_pb2, types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 _numbers = itertools.count(1)
 

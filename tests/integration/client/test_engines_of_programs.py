@@ -18,12 +18,12 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
-from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message
 from tests.support.producing import FakeProducer, FakeTarget
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import inbox, ledger, outbox
+from tmc_storm.services.mariadb import MariaDB
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import textwrap
 import pytest
 import sqlalchemy as sa
 
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 SAYS = "connections of another event loop"
 USES = {

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
-from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message
 from tests.support.producing import FakeTarget
 from tmc_client.tables import inbox, metadata
+from tmc_storm.services.mariadb import MariaDB
 
 pytestmark = pytest.mark.mariadb
 OLD = (

@@ -20,15 +20,15 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producing.ledger import create_tables, ledger_id_of
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger, ledger_info, metadata
 from tmc_common.protocol import message_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 COMMIT, ROLLBACK, UNKNOWN = tmc.Verdict.COMMIT, tmc.Verdict.ROLLBACK, tmc.Verdict.UNKNOWN
 NOW = time.time_ns() // 1_000_000

@@ -12,9 +12,9 @@ import tmc_client as tmc
 from examples.foreign_producer import grpc_service, plain_http
 from tests.integration.server.test_checks import Operator
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 COMMITTED, ROLLED_BACK = types_pb2.MESSAGE_STATE_COMMITTED, types_pb2.MESSAGE_STATE_ROLLED_BACK
 

@@ -16,11 +16,11 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
-from tests.support.tcp_proxy import TcpProxy
 from tmc_client.connecting.connection import Connection
 from tmc_client.connecting.servers import Server
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
+from tmc_storm.tcp_proxy import TcpProxy
 
 _TMC = str(Path(sys.executable).parent / "tmc")
 _LIMIT = timedelta(seconds=60)  # of each call: longer than any test machine takes

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
 
 import tmc_client as tmc
-from tests.support.mariadb import MariaDB
 from tests.support.messages import a_message
 from tmc_client import errors
 from tmc_client.tables import metadata
+from tmc_storm.services.mariadb import MariaDB
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def test_django_closes_what_the_server_closed_before_a_handler_begins(monkeypatc
 
 
 def test_frameworks_are_called_around_every_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.eventually import eventually
     from tests.support.handlers import HandlerBench
     from tmc_client.consuming import calling
+    from tmc_storm.eventually import eventually
 
     seen: list[str] = []
     monkeypatch.setattr(calling, "_AROUND", [])

@@ -16,14 +16,14 @@ from sqlalchemy.orm import DeclarativeBase, Session
 
 import tmc_client as tmc
 from tests.support.clock import ManualClock
-from tests.support.eventually import eventually
-from tests.support.postgresql import PostgreSQL
 from tmc_client import outbox as package
 from tmc_client.outbox import direct
 from tmc_client.outbox.entries import Draft, Entry, Failure, State, Trouble
 from tmc_client.outbox.relay import IDLE_S, LEASE, MOST_FAILURES, REST_S, Limits, Relay
 from tmc_client.outbox.store import OutboxStore
 from tmc_client.tables import metadata
+from tmc_storm.eventually import eventually
+from tmc_storm.services.postgresql import PostgreSQL
 
 TOPIC = "shop.paid"
 REFUSED = Failure(trouble=Trouble.REFUSED, error="not that one")

@@ -17,8 +17,6 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitMQ
 from tmc_client import aio
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.outbox.center_target import CenterTarget
@@ -26,6 +24,8 @@ from tmc_client.outbox.entries import Entry, Failure, Trouble
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.connect_proxy import ConnectProxy
-from tests.support.ports import free_port
 from tmc_client import aio
+from tmc_storm.services.ports import free_port
 
 VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy", "all_proxy")
 SHORT = timedelta(seconds=2)

@@ -20,7 +20,6 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import CenterInThisProcess, RunningCenter
-from tests.support.eventually import eventually
 from tests.support.messages import a_message
 from tmc_client import aio
 from tmc_client.connecting import sender
@@ -30,6 +29,7 @@ from tmc_client.producing.ledger import Settler, rows_for
 from tmc_client.tables import inbox, ledger
 from tmc_common.protocol import types_pb2
 from tmc_server.store.tables import alert
+from tmc_storm.eventually import eventually
 
 Running = RunningCenter | CenterInThisProcess
 
@@ -192,7 +192,7 @@ class TestTransaction:
         assert not one_transaction._BY_CONNECTION
 
     def test_a_center_that_is_away_stops_the_block_before_the_commit(self, business: sa.Engine) -> None:
-        from tests.support.ports import free_port
+        from tmc_storm.services.ports import free_port
 
         away = tmc.connect(f"127.0.0.1:{free_port()}", app="orders")
         with pytest.raises(tmc.Unavailable), Session(business) as session:

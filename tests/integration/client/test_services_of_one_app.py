@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_common.protocol import types_pb2
 from tmc_server.checks.addressing import MOST_TRIED
+from tmc_storm.eventually import eventually
 
 CROWD = MOST_TRIED + 1
 

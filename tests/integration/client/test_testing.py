@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
 from tmc_client.testing import Crashed, ManualCenter
+from tmc_storm.eventually import eventually
 
 SECOND = timedelta(seconds=1)
 

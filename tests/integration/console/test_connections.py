@@ -14,9 +14,9 @@ import httpx
 import pytest
 import uvicorn
 
-from tests.support.eventually import eventually
 from tmc_common import http_connections as connections
 from tmc_console.running import ConsoleConfig, run_beside
+from tmc_storm.eventually import eventually
 
 BEGINNINGS = {
     "nothing": b"",

@@ -15,10 +15,10 @@ import tmc_client as tmc
 from tests.integration.server.test_api import Api
 from tests.support.center import RunningCenter
 from tests.support.console import Browser, browser
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, consumption_pb2, types_pb2
 from tmc_console.pages.overview import MOST_OF_ONE
 from tmc_console.view import LOGINS
+from tmc_storm.eventually import eventually
 
 PAGES = [
     "/",

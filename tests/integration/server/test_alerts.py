@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_cli.admin.alerts import still_failed
 from tmc_common.protocol import admin_pb2
 from tmc_server.store import episodes
+from tmc_storm.eventually import eventually
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from typer.testing import CliRunner
 
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_cli.admin import app as admin_app
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, message_pb2_grpc, types_pb2
 from tmc_server.domain.rights import RIGHTS
 from tmc_server.rpc.server import SERVICES
+from tmc_storm.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("center")
 BAD = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}

@@ -24,8 +24,6 @@ import pytest
 import uvloop
 
 from tests.support.certificates import for_loopback
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc, RogueHttp, TrapListener
 from tests.support.web import web_server
 from tmc_server.checks.asking import without_poison
@@ -37,6 +35,8 @@ from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Ques
 from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.errors import CheckRefused
 from tmc_server.outgoing import _Pinned
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 R = CheckReason
 ENOUGH_MS = 10_000  # for a service that answers, even on a busy machine

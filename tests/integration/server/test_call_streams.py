@@ -17,12 +17,12 @@ import pytest
 
 from tests.integration.server.test_api import refusal
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, message_pb2, message_pb2_grpc, types_pb2
 from tmc_server.domain.catalog import App
 from tmc_server.errors import RateLimited
 from tmc_server.requests.caller import Caller, RateLimiter
 from tmc_server.rpc.message_service import MessageServicer
+from tmc_storm.eventually import eventually
 
 
 class Stream:

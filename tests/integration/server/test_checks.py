@@ -19,14 +19,14 @@ import sqlalchemy as sa
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tests.support.rogue import RogueGrpc
 from tmc_client.checks.answers import CheckToken
 from tmc_client.producing.ledger import ledger_id_of, rows_for
 from tmc_client.producing.producer import prepare_request
 from tmc_client.tables import ledger
 from tmc_common.protocol import admin_pb2, check_pb2, check_pb2_grpc, types_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 PREPARED, COMMITTED = types_pb2.MESSAGE_STATE_PREPARED, types_pb2.MESSAGE_STATE_COMMITTED
 ROLLED_BACK, CHECK_FAILED = types_pb2.MESSAGE_STATE_ROLLED_BACK, types_pb2.MESSAGE_STATE_CHECK_FAILED

@@ -7,8 +7,8 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from tests.support.mariadb import MariaDB
 from tmc_common.clocks import CLOCK_MS
+from tmc_storm.services.mariadb import MariaDB
 
 SUMMER_TIME_ENDS = 1_792_890_000  # 25 October 2026, 01:00 UTC: from 3 to 2 o'clock in central Europe
 _ZONE = f"""

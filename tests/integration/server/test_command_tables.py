@@ -15,7 +15,7 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 TMC = str(Path(sys.executable).parent / "tmc")
 

@@ -15,9 +15,6 @@ import requests
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.consul import Consul
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tests.support.rogue import RogueHttp
 from tests.support.store import StoreUnderTest
 from tmc_client.discovery import ConsulAddress, Registration, Watch
@@ -28,6 +25,9 @@ from tmc_server.domain.catalog import App
 from tmc_server.domain.ports.checks import Instance, Instances
 from tmc_server.errors import DiscoveryUnavailable, StoreUnavailable
 from tmc_server.store.senders import MOST_ADDRESSES, MOST_TAGS, MOST_WAITING, SEEN_FOR_MS, SqlSeenSenders
+from tmc_storm.eventually import eventually
+from tmc_storm.services.consul import Consul
+from tmc_storm.services.ports import free_port
 
 ORDERS = App(
     number=1, id="orders", service_name="order-service", biz_id="orders", alert_email="", alert_phone="", key_hashes=()

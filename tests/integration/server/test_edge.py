@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.integration.server.test_api import BAD, STREAMS, Api, a_connection, a_message, a_publish, refusal
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2
 from tmc_server.domain.rights import RIGHTS
+from tmc_storm.eventually import eventually
 
 WRONG_KEY = [("tmc-app", "orders"), ("authorization", "Bearer wrong")]
 

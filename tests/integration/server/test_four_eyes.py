@@ -14,11 +14,11 @@ import tmc_client as tmc
 from tests.integration.server.test_api import Api
 from tests.support.center import RunningCenter
 from tests.support.console import browser
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_server.domain.proposals import VALID_MS
 from tmc_server.requests.bulk import BulkFilter, dry_run_id
 from tmc_server.store.tables import proposal
+from tmc_storm.eventually import eventually
 
 TOPIC = "order.paid"
 CLOSED, REQUIRED = ("FAILED_PRECONDITION", "PROPOSAL_CLOSED", ""), ("FAILED_PRECONDITION", "APPROVAL_REQUIRED", "")

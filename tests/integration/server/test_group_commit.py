@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tests.support.store import DONE, StoreUnderTest, server_store
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.operations import Operation, Stored
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.group_commit import GroupCommit, Limits
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 
 class _Gate:
@@ -368,8 +368,8 @@ class TestOnServers:
         assert answers == [store.stored(prepare.number, MessageState.ROLLED_BACK)]
 
     def test_a_database_that_is_away_is_unavailable_to_all(self, store: StoreUnderTest) -> None:
-        from tests.support.ports import free_port
         from tmc_server.store.engines import Database
+        from tmc_storm.services.ports import free_port
 
         away = Database(f"mariadb+mysqldb://root@127.0.0.1:{free_port()}/nowhere")
         writer = ShardWriter(away, store.watch, store.outlet, lambda: 7)

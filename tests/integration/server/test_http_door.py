@@ -26,7 +26,6 @@ from google.protobuf import json_format
 
 from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
-from tests.support.eventually import eventually
 from tests.support.metrics import value
 from tmc_common import http_connections
 from tmc_common.protocol import message_pb2, message_pb2_grpc
@@ -37,6 +36,7 @@ from tmc_server.requests.caller import Caller
 from tmc_server.rpc import doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
 from tmc_server.rpc.server import SERVICES
+from tmc_storm.eventually import eventually
 
 HTTP = {"http": {"listen": "127.0.0.1:0"}}
 DOCUMENT: dict[str, Any] = json.loads(document())

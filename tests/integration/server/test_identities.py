@@ -23,11 +23,11 @@ from tests.integration.server.test_api import Api
 from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
 from tests.support.console import Browser, browser
-from tests.support.eventually import eventually
 from tests.support.oidc import ANN, CLIENT, STRANGER, id_token, provider
 from tmc_common.protocol import admin_pb2
 from tmc_console.sso_names import Provider as ConsoleProvider
 from tmc_server.identity import oidc
+from tmc_storm.eventually import eventually
 
 REFUSED = ("UNAUTHENTICATED", "ADMIN_ONLY", "")
 ISSUER = "https://login.example.com"

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError
 
-from tests.support.eventually import eventually
 from tests.support.outlet import RecordedAnswers, SomeCatalog, a_copy
 from tmc_server.delivery import kafka
 from tmc_server.delivery.kafka import KafkaForwarder
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports.delivery import ForwarderUnavailable
+from tmc_storm.eventually import eventually
 
 FORWARDS = (Forward("kafka", "events", ""), Forward("kafka", "events", "of the subscription"))
 

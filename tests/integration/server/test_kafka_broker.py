@@ -16,10 +16,10 @@ from sqlalchemy.orm import Session
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.doors import KafkaDoor, Step, open_queue
-from tests.support.eventually import eventually
 from tests.support.kafka import Kafka
 from tmc_common.protocol import types_pb2
 from tmc_common.submission import dead_queue_of, queue_of
+from tmc_storm.eventually import eventually
 
 pytestmark = pytest.mark.services
 

@@ -17,11 +17,11 @@ from google.protobuf import message_factory
 import tmc_client as tmc
 from tests.integration.server.test_api import Api
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2, message_pb2, types_pb2
 from tmc_server.domain.proposals import NewProposal, ProposalAction
 from tmc_server.requests.overviewing import Overviewing
 from tmc_server.store.proposals import SqlProposals
+from tmc_storm.eventually import eventually
 
 OURS, THEIRS = "order.paid", "pay.done"
 ROLES = ("viewer", "operator", "admin")

@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_client import errors
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.eventually import eventually
 
 ORDERED = {"topic_settings": {"ordered": True}}
 

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from tests.support.asking import ScriptedAsking
 from tests.support.pgbouncer import PgBouncer
-from tests.support.postgresql import PostgreSQL
 from tests.support.store import StoreUnderTest, server_store
 from tmc_server.domain.checks import CheckAnswer, CheckReason
 from tmc_server.domain.message import MessageState
@@ -25,6 +24,7 @@ from tmc_server.store.dialects.postgresql import PostgreSQL as Dialect
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import migrate
+from tmc_storm.services.postgresql import PostgreSQL
 
 pytestmark = pytest.mark.postgresql
 

@@ -19,15 +19,15 @@ import sqlalchemy as sa
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.rabbitmq import RabbitMQ
 from tmc_common.protocol import admin_pb2, consumption_pb2, consumption_pb2_grpc, types_pb2
 from tmc_server.delivery import rabbitmq_exchanges
 from tmc_server.domain.catalog import Forward
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.errors import ForwardRefused
 from tmc_server.store.tables import alert, shard_tables
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.services]
 _names = itertools.count(1)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.eventually import eventually
-from tests.support.rabbitmq import RabbitMQ
 from tmc_server.app.broker_fitness import examine_broker
+from tmc_storm.eventually import eventually
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.services
 QUEUE = "tmc.sub.coupons.default.order.paid"

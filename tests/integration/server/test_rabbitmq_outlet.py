@@ -12,10 +12,7 @@ import pika
 import pytest
 from msgspec import structs
 
-from tests.support.eventually import eventually
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
-from tests.support.ports import free_port
-from tests.support.rabbitmq import RabbitMQ
 from tmc_common.headers import from_wire
 from tmc_server.delivery import window
 from tmc_server.delivery.rabbitmq import RabbitOutlet
@@ -24,6 +21,9 @@ from tmc_server.delivery.rabbitmq_queues import RabbitQueues
 from tmc_server.domain.catalog import Catalog, Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.ports.delivery import Copy, SharedProgress
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.services
 _names = itertools.count(1)

@@ -24,10 +24,10 @@ from tests.integration.server.test_api import Api
 from tests.integration.server.test_operators import OURS, ROLES, THEIRS, Setting
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
-from tests.support.eventually import eventually
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.rights import RIGHTS
 from tmc_server.rpc.server import SERVICES
+from tmc_storm.eventually import eventually
 
 PAIRS = 5_000 if LONG else 400
 MARK = "pay-secret"

@@ -14,8 +14,6 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 import tmc_client as tmc
 from tests.conftest import SERVERS
 from tests.support.center import RunningCenter
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tests.support.store import in_thread
 from tmc_server.domain.numbers import Shard
 from tmc_server.store import migrate as migrating
@@ -23,6 +21,8 @@ from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
 from tmc_server.store.migrate import SERVES_FROM, VERSION_TABLE, RevisionLost, head_revision, migrate, revision_of
 from tmc_server.store.tables import FAMILY, database_identity, shard_tables
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 pytestmark = pytest.mark.mariadb
 

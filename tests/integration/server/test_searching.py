@@ -17,10 +17,10 @@ import tmc_client as tmc
 from tests.conftest import SERVERS
 from tests.integration.server.test_api import Api
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.postgresql import PostgreSQL
 from tmc_common.protocol import admin_pb2
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 OTHER = "order.sent"
 

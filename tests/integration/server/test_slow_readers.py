@@ -12,10 +12,10 @@ import pytest
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_common.protocol import consumption_pb2, message_pb2, message_pb2_grpc
 from tmc_server.delivery import stream
 from tmc_server.delivery.stream import StreamLimits
+from tmc_storm.eventually import eventually
 
 _PATH = "/tmc.v1.ConsumptionService/Subscribe"
 _LIMITS = StreamLimits(bytes=1 << 20, patience_s=1.0)

@@ -14,12 +14,12 @@ import pytest
 
 from tests.support.center import RunningCenter
 from tests.support.doors import RabbitDoor, Step, attributes_of, has_queue, open_queue
-from tests.support.eventually import eventually
 from tests.support.metrics import value
-from tests.support.rabbitmq import RabbitMQ
 from tmc_common.signatures import sign
 from tmc_common.submission import queue_of, signed
 from tmc_server.metrics import METRICS
+from tmc_storm.eventually import eventually
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.services
 

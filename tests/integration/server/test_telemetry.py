@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tmc_server.app import DEV, CannotStart, Server
 from tmc_server.config import Config
 from tmc_server.metrics import METRICS
 from tmc_server.store.tables import node_slot
+from tmc_storm.eventually import eventually
 
 PAGE = Path(__file__).parents[3] / "docs" / "telemetry.md"
 

@@ -16,9 +16,9 @@ import tmc_client.aio
 from tests.integration.server.test_api import Api, refusal
 from tests.support.center import RunningCenter
 from tests.support.certificates import Authority
-from tests.support.tcp_proxy import TcpProxy
 from tmc_client.connecting.connection import Connection, Identity
 from tmc_common.protocol import consumption_pb2
+from tmc_storm.tcp_proxy import TcpProxy
 
 
 class Doors:

@@ -22,12 +22,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.mariadb import MariaDB
-from tests.support.rabbitmq import RabbitMQ
 from tests.support.spans import Spans, id_of, parent_of, recorded, trace_of
 from tmc_client.testing import ManualCenter
 from tmc_common.protocol import admin_pb2, message_pb2, message_pb2_grpc
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.rabbitmq import RabbitMQ
 
 TOPIC = "trace.topic"
 W3C = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 _LIMIT = 20
 _numbers = itertools.count()

@@ -21,13 +21,13 @@ import standardwebhooks
 import tmc_client as tmc
 from tests.integration.server.test_api import refusal
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tests.support.receiver import Posted, Receiver, Reply, receiver
 from tmc_common.protocol import message_pb2, message_pb2_grpc, types_pb2
 from tmc_server.delivery import webhook
 from tmc_server.domain.catalog import WEBHOOK, WEBHOOK_BATCH, Forward
 from tmc_server.domain.egress import Egress
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 ALLOW = {"webhooks": {"allow": ["127.0.0.0/8:*"]}}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -21,12 +21,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
 from tests.support.messages import a_message
 from tests.support.producing import FakeTarget
 from tmc_client import aio, tables
 from tmc_client.producing.ledger import ledger_id_of
 from tmc_common.protocol import message_pb2, types_pb2
+from tmc_storm.eventually import eventually
 
 TOPIC = "guest.paid"
 KEYS = "paid-ü-订-"  # as programs name them

@@ -12,8 +12,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.support.eventually import eventually
-from tests.support.ports import end, free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import end, free_port
 
 ROOT = Path(__file__).parents[3]
 Said = Mapping[str, Mapping[str, str]]

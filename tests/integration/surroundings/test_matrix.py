@@ -17,9 +17,9 @@ from tests.integration.surroundings.guest import PATHS, USES, Place, make_tables
 from tests.integration.surroundings.processes import PROCESSES
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
-from tests.support.mariadb import MariaDB
 from tests.support.pgbouncer import PgBouncer
-from tests.support.postgresql import PostgreSQL
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
 
 ROOT = Path(__file__).parents[3]
 TWO = "refused: This session writes to two databases"

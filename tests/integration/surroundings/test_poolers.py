@@ -14,9 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
 from tests.support.pgbouncer import PgBouncer
-from tests.support.postgresql import PostgreSQL
 from tests.support.producing import FakeProducer, FakeTarget
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.local.choosing import local_of
@@ -24,6 +22,8 @@ from tmc_client.local.marker import marker
 from tmc_client.producing.ledger import ledger_id_of
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger
+from tmc_storm.eventually import eventually
+from tmc_storm.services.postgresql import PostgreSQL
 
 UNPREPARED: dict[str, Any] = {"prepare_threshold": None}
 STATE = sa.text(

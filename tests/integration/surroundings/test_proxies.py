@@ -20,9 +20,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import tmc_client as tmc
 from benchmarks import strangers
 from tests.support.center import RunningCenter
-from tests.support.eventually import eventually
 from tests.support.fronts import Front
 from tmc_common.protocol import message_pb2, message_pb2_grpc
+from tmc_storm.eventually import eventually
 
 
 @pytest.fixture(scope="module")

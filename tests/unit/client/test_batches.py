@@ -15,12 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
 from tests.support.handlers import HandlerBench
 from tests.support.messages import a_message, in_line
 from tmc_client import aio
 from tmc_client.consuming.turns import BatchSize
 from tmc_client.tables import inbox
+from tmc_storm.eventually import eventually
 
 _LONG_S = 600.0
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import tmc_client as tmc
-from tests.support.eventually import eventually
 from tests.support.handlers import AnswersTaken, HandClock, HandlerBench
 from tests.support.messages import a_message
 from tmc_client.consuming.consumer import Consumer
@@ -23,6 +22,7 @@ from tmc_client.consuming.inbox import Effects
 from tmc_client.consuming.keeping import Keeper
 from tmc_client.consuming.runs import Run
 from tmc_client.consuming.turns import BatchSize
+from tmc_storm.eventually import eventually
 
 
 def a_run(**changes: Any) -> Run:

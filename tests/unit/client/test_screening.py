@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.eventually import eventually
 from tests.unit.common.test_signatures import A_MESSAGE, KEY
 from tmc_client import errors
 from tmc_client.consuming.received import Message
 from tmc_client.consuming.screening import Calls, Screen, Suspect, signed_content
 from tmc_common import signatures
 from tmc_common.protocol import consumption_pb2
+from tmc_storm.eventually import eventually
 
 OTHER_KEY, STRANGERS_KEY = bytes(32), b"s" * 32
 QUEUE = "tmc.sub.coupons.default.order.paid"

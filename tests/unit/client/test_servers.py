@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.eventually import eventually
 from tmc_client.connecting import connection as connections
 from tmc_client.connecting.connection import Connection, Identity, addresses_of
 from tmc_client.connecting.servers import LONGEST_PROBE_S, Server, Servers
 from tmc_common.protocol import types_pb2
+from tmc_storm.eventually import eventually
 
 
 class _Clock:

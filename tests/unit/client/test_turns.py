@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tests.support.eventually import eventually
 from tests.support.handlers import CountedReceipt, HandClock
 from tests.support.messages import a_message
 from tmc_client.consuming.runs import Run
 from tmc_client.consuming.turns import BatchSize, Turn, Turns
+from tmc_storm.eventually import eventually
 
 
 def a_run(number: int, topic: str = "t", *, lost: bool = False, **changes: Any) -> Run:

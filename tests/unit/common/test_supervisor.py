@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.eventually import eventually
+from tmc_storm.eventually import eventually
 
 SUPERVISE = """
 import os, sys

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.eventually import eventually
 from tests.support.rogue import RogueHttp
 from tests.support.store import RecordingOutlet
 from tmc_server.alerts.webhook import WebhookSink
@@ -28,6 +27,7 @@ from tmc_server.duties.redelivering import Redelivering
 from tmc_server.duties.rescuing import Rescuing
 from tmc_server.errors import RateLimited, RowLocked, StoreUnavailable
 from tmc_server.requests.caller import RateLimiter
+from tmc_storm.eventually import eventually
 
 
 class ScriptedWork:

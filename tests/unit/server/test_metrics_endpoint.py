@@ -10,8 +10,8 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.support.eventually import eventually
 from tmc_server.telemetry import MetricsEndpoint
+from tmc_storm.eventually import eventually
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from pika.exceptions import AMQPConnectionError
 
-from tests.support.eventually import eventually
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog
 from tmc_server.delivery import rabbitmq_queues
 from tmc_server.delivery.rabbitmq import RabbitOutlet
 from tmc_server.delivery.rabbitmq_queues import RabbitQueues
 from tmc_server.domain.queue_names import queue_of
+from tmc_storm.eventually import eventually
 
 
 class _Broker:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import shutil
+import signal
 import subprocess
 import tempfile
 import urllib.error
@@ -16,18 +17,23 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.support.eventually import eventually
-from tests.support.mariadb import CACHE, free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.cache import cache
+from tmc_storm.services.ports import free_port
 
-INSTALLED = CACHE / "consul" / "usr" / "bin" / "consul"
+
+def found() -> str | None:
+    """Return the Consul of the PATH, or the one that scripts/install-consul unpacked; None, there is none."""
+    unpacked = cache() / "consul" / "usr" / "bin" / "consul"
+    return shutil.which("consul") or (str(unpacked) if unpacked.exists() else None)
 
 
 def program() -> str:
-    """The consul to use: one of the PATH, or the unpacked one. Raises FileNotFoundError."""
-    found = shutil.which("consul") or (str(INSTALLED) if INSTALLED.exists() else None)
-    if found is None:
+    """Return the Consul to use. Raises FileNotFoundError."""
+    path = found()
+    if path is None:
         raise FileNotFoundError("there is no consul: run ./scripts/install-consul")
-    return found
+    return path
 
 
 class Consul:
@@ -87,6 +93,18 @@ class Consul:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def suspend(self) -> None:
+        """Stop it where it is, with all its connections open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run on after `suspend`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pika
 
-from tests.support.eventually import eventually
-from tests.support.ports import free_port
 from tmc_common.amqp import connect
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import free_port
 
 LIBRARY = Path("/usr/lib/rabbitmq/bin")
 
@@ -139,7 +139,7 @@ class RabbitMQ:
         eventually(lambda: all(state == "T" for state in _states_of(group)))
 
     def resume(self) -> None:
-        """After `suspend`."""
+        """Let it run on after `suspend`."""
         assert self.process is not None
         os.killpg(self.process.pid, signal.SIGCONT)
 
@@ -182,7 +182,7 @@ class RabbitCluster:
 
 
 def _states_of(group: int) -> Iterator[str]:
-    """Of the threads of all processes of this group, as /proc shows them."""
+    """Yield the states of the threads of all processes of this group, as /proc shows them."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if os.getpgid(int(process.name)) == group:

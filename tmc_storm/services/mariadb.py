@@ -16,11 +16,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tests.support.eventually import eventually
-from tests.support.ports import end, free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.cache import cache
+from tmc_storm.services.ports import end, free_port
 
 DAEMON = next((p for p in ("/usr/sbin/mariadbd", "/usr/libexec/mariadbd") if os.path.exists(p)), "mariadbd")
-CACHE = Path(os.environ.get("TMC_TEST_CACHE", Path(tempfile.gettempdir()) / f"tmc-test-cache-{os.getuid()}"))
 
 
 def _user() -> list[str]:
@@ -28,10 +28,10 @@ def _user() -> list[str]:
 
 
 def _prepared_directory() -> Path:
-    prepared = CACHE / "mariadb-data"
+    folder = cache()
+    prepared = folder / "mariadb-data"
     if not prepared.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=CACHE))
+        scratch = Path(tempfile.mkdtemp(dir=folder))
         subprocess.run(
             [
                 "mariadb-install-db",
@@ -117,6 +117,18 @@ class MariaDB:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def suspend(self) -> None:
+        """Stop it where it is, with all its connections open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run on after `suspend`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def stop(self) -> None:
         end(self.process, signal.SIGTERM)

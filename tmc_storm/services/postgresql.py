@@ -17,8 +17,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.support.eventually import eventually
-from tests.support.ports import end, free_port
+from tmc_storm.eventually import eventually
+from tmc_storm.services.ports import end, free_port
 
 BINARIES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/bin"))
 _SUPERUSER = "tmc"
@@ -45,9 +45,9 @@ class PostgreSQL:
         atexit.register(self.stop)  # a test that fails half way leaves nothing behind
         initdb = [
             *as_postgres(),
-            BINARIES / "initdb",
+            str(BINARIES / "initdb"),
             "-D",
-            self.home / "data",
+            str(self.home / "data"),
             "-A",
             "trust",
             "-U",
@@ -115,6 +115,18 @@ class PostgreSQL:
     def kill(self) -> None:
         """An immediate shutdown: as after a crash, it recovers at its next start."""
         end(self.process, signal.SIGQUIT)
+
+    def suspend(self) -> None:
+        """Stop it where it is, with all its connections open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run on after `suspend`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
 
     def stop(self) -> None:
         end(self.process, signal.SIGINT)  # a fast shutdown: open transactions are rolled back

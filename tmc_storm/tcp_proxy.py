@@ -18,8 +18,9 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with zero seconds: close() sends R
 
 
 class _Mode(Enum):
-    PASS = "pass"
+    OPEN = "open"
     HOLE = "hole"
+    MUTE = "mute"
 
 
 class _Pair:
@@ -52,7 +53,7 @@ class TcpProxy:
     def __init__(self, target_host: str, target_port: int) -> None:
         self._target = (target_host, target_port)
         self._condition = threading.Condition()
-        self._mode = _Mode.PASS
+        self._mode = _Mode.OPEN
         self._delay_s = 0.0
         self._closed = False
         self._pairs: set[_Pair] = set()
@@ -83,15 +84,19 @@ class TcpProxy:
 
     def pass_through(self) -> None:
         """End every fault. What a black hole held back is delivered now, as TCP would after a repaired cable."""
-        self._set(_Mode.PASS, 0.0)
+        self._set(_Mode.OPEN, 0.0)
 
     def black_hole(self) -> None:
         """Deliver nothing in either direction and close nothing; new connections are accepted and get no answer."""
         self._set(_Mode.HOLE, 0.0)
 
+    def mute(self) -> None:
+        """Hold back what the target answers; what is sent to it arrives."""
+        self._set(_Mode.MUTE, 0.0)
+
     def delay(self, seconds: float) -> None:
         """Hold each piece of data back for this long, in both directions."""
-        self._set(_Mode.PASS, seconds)
+        self._set(_Mode.OPEN, seconds)
 
     def cut(self) -> None:
         """Close every open connection (FIN); new ones work."""
@@ -167,20 +172,24 @@ class TcpProxy:
             while data := source.recv(_CHUNK_BYTES):
                 if self._delay_s:
                     time.sleep(self._delay_s)
-                if not self._may_pass(pair):
+                if not self._may_pass(pair, back=sink is pair.client):
                     return
                 if sink is pair.target:
                     self.passed_bytes += len(data)  # first: whoever sees the answer sees the count
                 sink.sendall(data)
         except OSError:
             pass
-        if self._may_pass(pair):  # an end of stream is swallowed by a black hole as well
+        if self._may_pass(pair, back=sink is pair.client):  # an end of stream is swallowed by a black hole as well
             self._end(pair)
 
-    def _may_pass(self, pair: _Pair) -> bool:
-        """Wait while the hole is open. Returns False when the connection was dropped meanwhile."""
+    def _may_pass(self, pair: _Pair, *, back: bool = False) -> bool:
+        """Wait while the hole is open. Returns False when the connection was dropped meanwhile.
+
+        back: from the target to the client.
+        """
+        open_modes = (_Mode.OPEN,) if back else (_Mode.OPEN, _Mode.MUTE)
         with self._condition:
-            self._condition.wait_for(lambda: self._mode is _Mode.PASS or pair not in self._pairs or self._closed)
+            self._condition.wait_for(lambda: self._mode in open_modes or pair not in self._pairs or self._closed)
             return pair in self._pairs and not self._closed
 
     def _end(self, pair: _Pair) -> None:

@@ -1,4 +1,4 @@
-"""The one place where tests wait: for an event, never for an amount of time."""
+"""Waiting for something to become true, never for an amount of time: the one place where tests wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def eventually(probe: Callable[[], T], seconds: float = 120, describe: Callable[[], object] | None = None) -> T:
-    """Call `probe` until it answers something true and return that; fail after `seconds` with its last answer."""
+    """Call `probe` until it answers something true, and return that. Raises TimeoutError with its last answer."""
     end = time.monotonic() + seconds
     pause = 0.005
     while True:
@@ -18,6 +18,6 @@ def eventually(probe: Callable[[], T], seconds: float = 120, describe: Callable[
         if answer:
             return answer
         if time.monotonic() > end:
-            raise AssertionError(f"still {answer!r} after {seconds} s{': ' + str(describe()) if describe else ''}")
+            raise TimeoutError(f"still {answer!r} after {seconds} s{': ' + str(describe()) if describe else ''}")
         time.sleep(pause)
         pause = min(pause * 2, 0.1)

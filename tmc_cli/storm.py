@@ -1,0 +1,146 @@
+"""`tmc storm`: break everything, and see whether the books agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tmc_cli import fail, say
+from tmc_cli.options import command
+from tmc_storm.plan import Strike, smaller
+from tmc_storm.report import strikes_of, write
+from tmc_storm.running import Options, Outcome, run
+from tmc_storm.weather import StormBroken
+from tmc_storm.world import Form, Store, missing
+
+app = command()
+
+_LITERAL = {"producers": 4, "consumers": 4}
+
+
+@app.command()
+def storm(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults strike.")] = 2.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeats the faults of an earlier run; default: by the clock.")
+    ] = None,
+    store: Annotated[
+        Store,
+        typer.Option(
+            help="Database of the center. sqlite: one server; others: three, two databases, RabbitMQ, Consul."
+        ),
+    ] = Store.SQLITE,
+    consul: Annotated[bool, typer.Option(help="Find servers through Consul, not for sqlite.")] = True,
+    faults: Annotated[float, typer.Option(min=1, help="Faults per minute.")] = 50.0,
+    orders: Annotated[float, typer.Option(min=1, help="Messages per second.")] = 40.0,
+    literal: Annotated[
+        bool,
+        typer.Option(
+            "--literal",
+            help="4 producers, 2 nodes of RabbitMQ, 4 consumers, all else: kill 1 to all at every interval.",
+        ),
+    ] = False,
+    interval: Annotated[float, typer.Option(min=1, help="Seconds between the kills of --literal.")] = 180.0,
+    repeat: Annotated[
+        Path | None, typer.Option(help="The report.json of an earlier run with the same options: repeat its faults.")
+    ] = None,
+    minimize: Annotated[
+        bool, typer.Option("--minimize", help="With --repeat: leave faults out as long as it still fails.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="New folder for the report, databases and logs; default: storm-SEED.")
+    ] = None,
+) -> None:
+    """Break everything around a center while services trade, then compare their books.
+
+    Processes are killed, stopped and suspended, connections cut, queues deleted, tables locked. All of it runs on this
+    machine, in processes and a folder of its own. Exit code 0: nothing was lost, invented, doubled, out of order, early
+    or given up; 1: something was.
+    """
+    if minimize and repeat is None:
+        fail("--minimize needs --repeat REPORT.JSON of a run that failed.")
+    if literal and store is Store.SQLITE:
+        fail("--literal needs several nodes: give --store mariadb or postgresql.")
+    form = _form(store, consul=consul, brokers=2 if literal else 1)
+    if lacking := missing(form):
+        fail(f"Install first: {', '.join(lacking)}.")
+    chosen = time.time_ns() % 1_000_000 if seed is None else seed
+    options = Options(
+        form=form,
+        seconds=minutes * 60,
+        seed=chosen,
+        per_minute=faults,
+        per_second=orders,
+        interval_s=interval if literal else 0.0,
+        strikes=_earlier(repeat),
+        **(_LITERAL if literal else {}),
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is stopped then, too
+    folder = report or Path(f"storm-{chosen}")
+    if folder.exists() and any(folder.iterdir()):
+        fail(f"{folder} is not empty: name another folder with --report.")
+    outcome = _minimized(options, folder) if minimize else _run(options, folder)
+    say(_sentence(outcome, folder))
+    if not outcome.is_clean:
+        raise SystemExit(1)
+
+
+def _form(store: Store, *, consul: bool, brokers: int) -> Form:
+    if store is Store.SQLITE:
+        return Form()
+    return Form(store=store, delivery="rabbitmq", servers=3, databases=2, brokers=brokers, consul=consul)
+
+
+def _earlier(repeat: Path | None) -> Sequence[Strike] | None:
+    if repeat is None:
+        return None
+    try:
+        return strikes_of(repeat)
+    except (OSError, ValueError) as exc:
+        fail(f"--repeat: {exc}")
+
+
+def _run(options: Options, folder: Path) -> Outcome:
+    try:
+        outcome = run(options, folder / "run", say)
+    except KeyboardInterrupt:
+        fail("Interrupted; everything is stopped.", code=130)
+    except (StormBroken, TimeoutError, OSError, RuntimeError) as exc:
+        fail(f"The storm itself failed, which says nothing about the center: {exc}\nLogs are in {folder}/run.")
+    write(outcome, folder)
+    return outcome
+
+
+def _minimized(options: Options, folder: Path) -> Outcome:
+    """Return the outcome of the smallest run that failed; its report is in a folder of its own, as are all others."""
+    failed = [_run(options, folder / "0")]
+
+    def fails(strikes: Sequence[Strike]) -> bool:
+        outcome = _run(dataclasses.replace(options, strikes=strikes), folder / str(len(list(folder.iterdir()))))
+        if not outcome.is_clean:
+            failed.append(outcome)
+        return not outcome.is_clean
+
+    if not failed[0].is_clean:
+        smallest = smaller(options.strikes or (), fails)
+        say("It fails with: " + "; ".join(f"{one.kind} ({one.part}) at {one.at_s} s" for one in smallest))
+    return failed[-1]
+
+
+def _sentence(outcome: Outcome, folder: Path) -> str:
+    arrived = (
+        f"settled {outcome.settled_s:.0f} s after the last fault"
+        if outcome.settled_s is not None
+        else "NOT everything arrived"
+    )
+    return (
+        f"{'clean' if outcome.is_clean else 'NOT CLEAN'}: {len(outcome.struck)} faults of {len(outcome.kinds)} kinds, "
+        f"{outcome.orders} messages, {outcome.effects} effects, {len(outcome.findings)} findings, {arrived}; "
+        f"see {folder}/report.html"
+    )

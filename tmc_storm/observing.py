@@ -1,0 +1,135 @@
+"""The observers: they read the books of the services, past all proxies, and ask an operator what waits for humans."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tmc_common.protocol import types_pb2
+from tmc_storm.cast import database_of
+from tmc_storm.judging import Answer, Books, Effect, Sent
+from tmc_storm.shop import books
+from tmc_storm.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Progress at one moment. at_s: from the beginning.  orders, effects: so far, of all producers and of all subscribers."""
+
+    at_s: float
+    orders: int
+    effects: int
+
+
+class Observer:
+    """Reads what the services wrote down."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._engines = {
+            name: sa.create_engine(world.business_url(name, direct=True), poolclass=sa.NullPool)
+            for name in ("orders", "stock", "mail")
+        }
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many orders and effects there are. Raises sqlalchemy.exc.SQLAlchemyError: their database is away."""
+        orders = self._count("orders", books.sent)
+        return orders, sum(self._count(database_of(app), books.effect) for app in books.SUBSCRIPTIONS)
+
+    def _count(self, name: str, table: sa.Table) -> int:
+        return int(self._rows(name, sa.select(sa.func.count()).select_from(table))[0][0])
+
+    def _rows(self, name: str, query: sa.Select[Any]) -> Sequence[Any]:
+        with self._engines[name].connect() as connection:
+            return connection.execute(query).all()
+
+    def books(self) -> Books:
+        """Return all the books."""
+        operator, sent, begun = self._world.operator, books.sent.c, books.begun.c
+        failed: dict[str, set[str]] = {app: set() for app in books.SUBSCRIPTIONS}
+        for page in operator.pages("ListConsumptions", state=types_pb2.CONSUMPTION_STATE_FAILED):
+            for one in page.consumptions:
+                failed[one.app].add(one.message_id)
+        return Books(
+            sent={
+                key: Sent(topic=topic, is_refused=bool(is_refused), due_ms=due_ms)
+                for key, topic, is_refused, due_ms in self._rows(
+                    "orders", sa.select(sent.message_key, sent.topic, sent.is_refused, sent.due_ms)
+                )
+            },
+            begun={key for (key,) in self._rows("orders", sa.select(begun.message_key))},
+            effects={app: self._effects(app) for app in books.SUBSCRIPTIONS},
+            topics=books.SUBSCRIPTIONS,
+            refused={app: self._lines(f"{app}.refused") for app in books.SUBSCRIPTIONS},
+            failed=failed,
+            undecided=self._messages(types_pb2.MESSAGE_STATE_PREPARED),
+            check_failed=self._messages(types_pb2.MESSAGE_STATE_CHECK_FAILED),
+            answers=self._answers(),
+        )
+
+    def _messages(self, state: types_pb2.MessageState) -> list[str]:
+        """Return the ids of the messages in this state."""
+        pages = self._world.operator.pages("ListMessages", state=state)
+        return [message.message_id for page in pages for message in page.messages]
+
+    def _effects(self, app: str) -> list[Effect]:
+        column = books.effect.c
+        query = sa.select(column.message_key, column.order_key, column.number, column.at_ms).order_by(column.id)
+        return [
+            Effect(key=key, order_key=order_key, number=number, at_ms=at_ms)
+            for key, order_key, number, at_ms in self._rows(database_of(app), query)
+        ]
+
+    def _lines(self, name: str) -> list[str]:
+        path = self._world.folder / name
+        return path.read_text().split() if path.exists() else []
+
+    def _answers(self) -> list[Answer]:
+        found = []
+        for path in sorted(self._world.folder.glob("*.answers")):
+            for line in path.read_text().splitlines():
+                try:
+                    noted = json.loads(line)
+                except ValueError:
+                    continue  # its writer was killed
+                found.append(Answer(key=noted["key"], error=noted["error"], text=noted["text"]))
+        return found
+
+
+class Progress:
+    """Takes a sample each second, in a thread of its own, and calls `upkeep` as often."""
+
+    def __init__(self, observer: Observer, upkeep: Callable[[], None]) -> None:
+        self._observer = observer
+        self._upkeep = upkeep
+        self._began = time.monotonic()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self.samples: list[Sample] = []
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _run(self) -> None:
+        while not self._stopped.wait(1.0):
+            self._upkeep()
+            try:
+                orders, effects = self._observer.counts()
+            except sa.exc.SQLAlchemyError:
+                continue  # part of the storm
+            self.samples.append(Sample(at_s=round(self.now_s, 2), orders=orders, effects=effects))

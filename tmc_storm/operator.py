@@ -1,0 +1,53 @@
+"""An operator of the center: its administrative calls by their names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+
+from tmc_common.protocol import admin_pb2
+
+_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+_IN_TURN = [("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1)]
+_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class Operator:
+    """Calls at the servers of these addresses, host:port each, whichever answers."""
+
+    def __init__(self, addresses: list[str], token: str) -> None:
+        self._channel = grpc.insecure_channel("ipv4:" + ",".join(addresses), _IN_TURN)
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._channel.close()
+
+    def call(self, rpc: str, *, seconds: float = 60, **fields: Any) -> Any:
+        """Make one call, again for so many seconds while no server answers. Raises grpc.RpcError."""
+        method = _SERVICE.methods_by_name[rpc]
+        request = message_factory.GetMessageClass(method.input_type)(**fields)
+        call: Callable[..., Any] = self._channel.unary_unary(
+            f"/{_SERVICE.full_name}/{rpc}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
+        )
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return call(request, metadata=self._metadata, timeout=10, wait_for_ready=True)
+            except grpc.RpcError as exc:
+                if exc.code() not in _AGAIN or time.monotonic() > end:
+                    raise
+
+    def pages(self, rpc: str, **fields: Any) -> Iterator[Any]:
+        """Yield the pages of a list."""
+        page = self.call(rpc, page_size=1000, **fields)
+        yield page
+        while page.next_page_token:
+            page = self.call(rpc, page_size=1000, page_token=page.next_page_token, **fields)
+            yield page

@@ -1,0 +1,153 @@
+"""What is left of a run: report.json for programs, and report.html, one file that shows everything."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tmc_storm.judging import KINDS
+from tmc_storm.observing import Sample
+from tmc_storm.plan import Strike
+from tmc_storm.running import Outcome
+from tmc_storm.weather import Struck
+
+_STALL_S = 1.5  # samples are a second apart
+_SHOWN_FINDINGS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindOfFault:
+    """One line of the table. longest_stall_s: without any progress of any service, while or soon after it struck."""
+
+    kind: str
+    count: int
+    longest_stall_s: float
+
+
+def kinds_of(struck: Sequence[Struck], samples: Sequence[Sample]) -> list[KindOfFault]:
+    """Count the strikes by kind, with the longest time without an effect that each saw.
+
+    Faults overlap: a stall is charged to all that were under way when it began.
+    """
+    stalls = list(_stalls(samples))
+    longest: dict[str, float] = {}
+    for one in struck:
+        seen = [end - begin for begin, end in stalls if one.began_s - 1 <= begin <= one.ended_s + 1]
+        longest[one.strike.kind] = max([longest.get(one.strike.kind, 0.0), *seen])
+    counts = Counter(one.strike.kind for one in struck)
+    lines = [
+        KindOfFault(kind=kind, count=count, longest_stall_s=round(longest[kind], 1)) for kind, count in counts.items()
+    ]
+    return sorted(lines, key=lambda line: (-line.longest_stall_s, line.kind))
+
+
+def _stalls(samples: Sequence[Sample]) -> Iterator[tuple[float, float]]:
+    """Yield when effects stopped and when they went on, in seconds."""
+    since = None
+    for before, after in itertools.pairwise(samples):
+        if after.effects == before.effects:
+            since = before.at_s if since is None else since
+        elif since is not None or after.at_s - before.at_s > _STALL_S:
+            yield before.at_s if since is None else since, after.at_s
+            since = None
+
+
+def write(outcome: Outcome, folder: Path) -> None:
+    """Write report.json and report.html."""
+    kinds = kinds_of(outcome.struck, outcome.samples)
+    options = dataclasses.asdict(outcome.options)
+    del options["strikes"]
+    summary = {
+        "clean": outcome.is_clean,
+        "options": options,
+        "faults": len(outcome.struck),
+        "kinds": [dataclasses.asdict(line) for line in kinds],
+        "orders": outcome.orders,
+        "effects": outcome.effects,
+        "settled_s": outcome.settled_s,
+        "found": {kind: sum(one.kind == kind for one in outcome.findings) for kind in KINDS},
+        "findings": [dataclasses.asdict(one) for one in outcome.findings[:_SHOWN_FINDINGS]],
+        "relations": [dataclasses.asdict(one) | {"holds": one.holds} for one in outcome.relations],
+        "ends": outcome.ends,
+        "strikes": [dataclasses.asdict(one) for one in outcome.struck],
+        "samples": [dataclasses.asdict(one) for one in outcome.samples],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(summary, indent=1) + "\n")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tmc_storm"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.get_template("report.html").render(
+        outcome=outcome, summary=summary, kinds=kinds, timeline=_Timeline(outcome)
+    )
+    (folder / "report.html").write_text(page)
+
+
+def strikes_of(report: Path) -> list[Strike]:
+    """Return the strikes of an earlier run, from its report.json. Raises OSError, ValueError."""
+    try:
+        return [Strike(**one["strike"]) for one in json.loads(report.read_text())["strikes"]]
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"{report} is no report.json of a storm") from exc
+
+
+class _Timeline:
+    """Coordinates of the picture, in pixels."""
+
+    width, left, row, graph = 1200, 190, 14, 160
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._first_s = min([0.0, *(sample.at_s for sample in outcome.samples)])
+        last_s = max(
+            [1.0, *(sample.at_s for sample in outcome.samples), *(one.ended_s for one in outcome.struck)],
+        )
+        self._scale = (self.width - self.left) / (last_s - self._first_s)
+        self.parts = sorted({one.strike.part for one in outcome.struck})
+        self.height = self.graph + self.row * len(self.parts) + 30
+        self._rates = list(_rates(outcome.samples))
+        self.highest = max([1.0, *(max(orders, effects) for _, orders, effects in self._rates)])
+        self.ticks = [(self._x(second), f"{second:.0f} s") for second in _ticks(last_s)]
+        self.orders = self._line(1)
+        self.effects = self._line(2)
+        self.bars = [
+            {
+                "x": self._x(one.began_s),
+                "y": self.graph + 10 + self.row * self.parts.index(one.strike.part),
+                "width": max(2.0, round((one.ended_s - one.began_s) * self._scale, 1)),
+                "text": f"{one.strike.number}: {one.strike.kind}, {one.strike.part}, at {one.began_s:.1f} s "
+                f"for {one.ended_s - one.began_s:.1f} s",
+            }
+            for one in outcome.struck
+        ]
+
+    def _x(self, at_s: float) -> float:
+        return round(self.left + (at_s - self._first_s) * self._scale, 1)
+
+    def _line(self, column: int) -> str:
+        points: list[str] = []
+        for rate in self._rates:
+            points.append(f"{self._x(rate[0])},{self.graph * (1 - rate[column] / self.highest):.1f}")
+        return " ".join(points)
+
+
+def _rates(samples: Sequence[Sample]) -> Iterator[tuple[float, float, float]]:
+    """Yield (seconds, orders per second, effects per second)."""
+    for before, after in itertools.pairwise(samples):
+        seconds = after.at_s - before.at_s
+        yield after.at_s, (after.orders - before.orders) / seconds, (after.effects - before.effects) / seconds
+
+
+def _ticks(last_s: float) -> Iterator[float]:
+    step: Any = next(size for size in (5, 10, 30, 60, 300, 600, 1800, 36000) if last_s / size <= 12)
+    second = 0
+    while second <= last_s:
+        yield second
+        second += step

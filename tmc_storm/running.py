@@ -1,0 +1,173 @@
+"""One run: build a world, trade, strike, settle, judge."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tmc_storm.cast import Cast
+from tmc_storm.eventually import eventually
+from tmc_storm.faults import faults_of, nodes_of
+from tmc_storm.judging import Books, Finding, Relation, is_settled, judge, relations
+from tmc_storm.observing import Observer, Progress, Sample
+from tmc_storm.plan import Strike, literal_plan, random_plan
+from tmc_storm.services.ports import free_port
+from tmc_storm.shop import books
+from tmc_storm.weather import Struck, Weather
+from tmc_storm.world import Form, World
+
+_FIRST_EFFECTS = 20  # before the storm begins: everything works
+_LATE_COPIES_S = 3.0
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to run.
+
+    seconds: of faults.  per_minute: faults.  per_second: orders.  settle_s: after the last fault, until everything must
+    have arrived.  interval_s: kill 1 to all nodes that often, instead of random faults; 0: random ones.  away_s: how long.
+    strikes: these alone, of an earlier run.
+    """
+
+    form: Form = field(default_factory=Form)
+    seconds: float = 120.0
+    seed: int = 1
+    per_minute: float = 50.0
+    per_second: float = 40.0
+    producers: int = 2
+    consumers: int = 2
+    settle_s: float = 120.0
+    interval_s: float = 0.0
+    away_s: float = 5.0
+    strikes: Sequence[Strike] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a run.
+
+    settled_s: from the last fault until everything had arrived; None: it did not.  ends: programs that ended by themselves.
+    """
+
+    options: Options
+    struck: Sequence[Struck]
+    samples: Sequence[Sample]
+    findings: Sequence[Finding]
+    relations: Sequence[Relation]
+    orders: int
+    effects: int
+    settled_s: float | None
+    ends: dict[str, Sequence[int]]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.findings and self.settled_s is not None and all(one.holds for one in self.relations)
+
+    @property
+    def kinds(self) -> Counter[str]:
+        return Counter(one.strike.kind for one in self.struck)
+
+
+def run(options: Options, folder: Path | None, say: Callable[[str], None]) -> Outcome:
+    """Run a storm. folder: for databases and logs, new or empty; None: a temporary one.
+
+    Raises StormBroken, TimeoutError: the run says nothing about the center.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="tmc-storm-") as made:
+            return run(options, Path(made), say)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_ports = [free_port() for _ in range(options.producers)]
+    instances = {books.ORDERS_APP: [f"127.0.0.1:{port}" for port in check_ports]}
+    say("starting the world")
+    world = World(options.form, folder, instances)
+    try:
+        cast = Cast(
+            world,
+            check_ports=check_ports,
+            consumers=options.consumers,
+            per_second=options.per_second,
+            seed=options.seed,
+        )
+        try:
+            return _storm(options, world, cast, say)
+        finally:
+            cast.stop()
+    finally:
+        world.close()
+
+
+def _storm(options: Options, world: World, cast: Cast, say: Callable[[str], None]) -> Outcome:
+    observer = Observer(world)
+    programs = [*world.servers, *cast.programs]
+
+    def upkeep() -> None:
+        for program in programs:
+            program.watch()
+
+    cast.start()
+    eventually(lambda: observer.counts()[1] >= _FIRST_EFFECTS, seconds=60, describe=observer.counts)
+    with Progress(observer, upkeep) as progress:
+        faults = nodes_of(world, cast) if options.interval_s else faults_of(world, cast)
+        strikes = _plan(options, world, cast)
+        say(f"seed {options.seed}: {len(strikes)} faults in {options.seconds:.0f} s")
+        struck = Weather(faults, strikes, options.seed).rage(options.seconds)
+        calm_s = progress.now_s
+        say("the storm is over; waiting until everything has arrived")
+        cast.close_shop()
+        found, settled_s = _settle(observer, options.settle_s)
+        samples = list(progress.samples)
+    offset_s = calm_s - options.seconds if not struck else calm_s - max(options.seconds, struck[-1].ended_s)
+    return Outcome(
+        options=options,
+        struck=struck,
+        samples=[
+            Sample(at_s=sample.at_s - offset_s, orders=sample.orders, effects=sample.effects) for sample in samples
+        ],
+        findings=judge(found),
+        relations=relations(found),
+        orders=len(found.sent),
+        effects=sum(map(len, found.effects.values())),
+        settled_s=settled_s,
+        ends={program.name: program.ends for program in programs if program.ends},
+    )
+
+
+def _plan(options: Options, world: World, cast: Cast) -> Sequence[Strike]:
+    if options.strikes is not None:
+        return options.strikes
+    if options.interval_s:
+        return literal_plan(
+            nodes_of(world, cast),
+            seed=options.seed,
+            seconds=options.seconds,
+            interval_s=options.interval_s,
+            away_s=options.away_s,
+        )
+    return random_plan(
+        faults_of(world, cast), seed=options.seed, seconds=options.seconds, per_minute=options.per_minute
+    )
+
+
+def _settle(observer: Observer, seconds: float) -> tuple[Books, float | None]:
+    """Wait until everything has arrived, and still has a moment later.
+
+    Returns: the books, and after how many seconds everything had arrived; None, it did not.
+    """
+    began = time.monotonic()
+    while True:
+        arrived_s = time.monotonic() - began
+        found = observer.books()
+        if is_settled(found):
+            time.sleep(_LATE_COPIES_S)  # a second copy would show, and an order that was under way
+            found = observer.books()
+            if is_settled(found):
+                return found, arrived_s
+        if time.monotonic() - began > seconds:
+            return found, None
+        time.sleep(_LOOK_S)

@@ -1,0 +1,86 @@
+"""A program that is started, killed and started again, as a supervisor of services would do it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class Program:
+    """One process and its children. It is started again when it ends by itself, and `ends` counts how often it did.
+
+    log: where its output goes.  environment: beside that of this process.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self._command = list(command)
+        self.environment = os.environ | dict(environment)
+        self._log = log
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wanted = False
+        self.ends: list[int] = []
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it; returns at once."""
+        with self._lock:
+            self._wanted = True
+            self._spawn()
+
+    def _spawn(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def watch(self) -> None:
+        """Start it again if it ended by itself. Call this every now and then."""
+        with self._lock:
+            if self._wanted and self._process is not None and (code := self._process.poll()) is not None:
+                self.ends.append(code)
+                self._spawn()
+
+    def kill(self) -> None:
+        """Kill it and its children with SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """End it with SIGTERM, and with SIGKILL if it is still there after this time."""
+        self._end(signal.SIGTERM, seconds)
+
+    def _end(self, number: signal.Signals, seconds: float = 30.0) -> None:
+        with self._lock:
+            self._wanted = False
+            if self._process is None or self._process.poll() is not None:
+                return
+            self._signal(number)
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self._signal(signal.SIGKILL)
+                self._process.wait()
+
+    def suspend(self) -> None:
+        """Stop it where it is, with all its connections open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run on after `suspend`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return  # it has ended by itself

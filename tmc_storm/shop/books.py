@@ -1,0 +1,70 @@
+"""The books of the services. No key is unique: what happens twice is to be seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+import tmc_client as tmc
+
+ORDERS_APP, STOCK_APP, MAIL_APP = "storm-orders", "storm-stock", "storm-mail"
+PAID, SHIPPED, ACCOUNT = "storm.paid", "storm.shipped", "storm.account"
+SUBSCRIPTIONS = {STOCK_APP: (PAID, SHIPPED, ACCOUNT), MAIL_APP: (PAID, ACCOUNT)}
+"""Which service gets messages of which topics."""
+
+_books = sa.MetaData()
+
+begun = sa.Table(
+    "storm_begun",
+    _books,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("message_key", sa.String(100), nullable=False),
+)
+"""Messages without a transaction: the call that published each may have been heard, or not."""
+
+sent = sa.Table(
+    "storm_sent",
+    _books,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("message_key", sa.String(100), nullable=False),
+    sa.Column("topic", sa.String(100), nullable=False),
+    sa.Column("is_refused", sa.Boolean, nullable=False),  # by its handlers, always
+    sa.Column("due_ms", sa.BigInteger, nullable=False),  # not to be handled before; 0: at once
+)
+"""What must arrive: written in the transactions that send it."""
+
+effect = sa.Table(
+    "storm_effect",
+    _books,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("message_key", sa.String(100), nullable=False),
+    sa.Column("order_key", sa.String(100), nullable=False),  # "": in no order
+    sa.Column("number", sa.Integer, nullable=False),  # within its order key, from 1
+    sa.Column("at_ms", sa.BigInteger, nullable=False),
+)
+"""What arrived: written in the transactions of the handlers."""
+
+
+def engine_of(url: str) -> sa.Engine:
+    """Connect a service to its database."""
+    engine = sa.create_engine(url, pool_pre_ping=True)
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _set_up)
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    return engine
+
+
+def _set_up(connection: Any, _record: object) -> None:
+    """Let other processes write, too, and begin transactions where SQLAlchemy does."""
+    connection.isolation_level = None
+    connection.execute("PRAGMA busy_timeout=60000").close()
+    connection.execute("PRAGMA journal_mode=WAL").close()
+
+
+def open_books(url: str) -> None:
+    """Create the tables of a service, ours and those of the SDK."""
+    engine = engine_of(url)
+    tmc.create_tables(engine)
+    _books.create_all(engine)
+    engine.dispose()

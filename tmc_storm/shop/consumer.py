@@ -1,0 +1,78 @@
+"""A service that gets messages, for `tmc consume tmc_storm.shop.consumer:consumer`; TMC_STORM_SETTINGS names its file.
+
+Stock handles them one by one, mail those without an order in batches. Now and then a handler fails at the first sight of
+a message, and some messages are refused for good, which is noted in APP.refused.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session, sessionmaker
+
+import tmc_client as tmc
+from tmc_storm.shop import books
+from tmc_storm.shop.settings import SETTINGS, ShopSettings
+
+_settings = ShopSettings.read(os.environ[SETTINGS])
+_engine = books.engine_of(_settings.database)
+_inbox = tmc.SqlInbox(sessionmaker(_engine))
+_center = tmc.connect(_settings.address, app=_settings.app, key=_settings.key)
+_refused = Path(_settings.folder) / f"{_settings.app}.refused"
+_seen: set[str] = set()
+consumer = tmc.Consumer(_center, concurrency=4, prefetch=100)
+
+
+class _Moody(Exception):
+    """The handler's own failure."""
+
+
+def _put(message: tmc.Message, body: dict[str, Any], session: Session) -> None:
+    """Book one message. Raises what a handler raises."""
+    if body.get("refuse"):
+        _note_refused(message)
+        raise tmc.Reject("the customer is unknown")
+    if message.key.endswith("77") and message.key not in _seen:
+        _seen.add(message.key)
+        raise _Moody
+    session.execute(
+        books.effect.insert(),
+        {
+            "message_key": message.key,
+            "order_key": message.order_key,
+            "number": body.get("number", 0),
+            "at_ms": round(time.time() * 1000),
+        },
+    )
+
+
+def _note_refused(message: tmc.Message) -> None:
+    """Write to a file, since the transaction of the handler is rolled back."""
+    with _refused.open("a") as file:
+        file.write(message.id + "\n")
+
+
+@consumer.listener(books.ACCOUNT, inbox=_inbox)
+def _put_account(body: dict[str, Any], message: tmc.Message, session: Session) -> None:
+    _put(message, body, session)
+
+
+if _settings.app == books.STOCK_APP:
+
+    @consumer.listener(books.PAID, inbox=_inbox)
+    def _put_paid(body: dict[str, Any], message: tmc.Message, session: Session) -> None:
+        _put(message, body, session)
+
+    @consumer.listener(books.SHIPPED, inbox=_inbox)
+    def _put_shipped(body: dict[str, Any], message: tmc.Message, session: Session) -> None:
+        _put(message, body, session)
+
+else:
+
+    @consumer.batch_listener(books.PAID, inbox=_inbox, max_messages=20)
+    def _put_batch(bodies: list[dict[str, Any]], messages: list[tmc.Message], session: Session) -> None:
+        for body, message in zip(bodies, messages, strict=True):
+            _put(message, body, session)

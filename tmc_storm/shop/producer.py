@@ -1,0 +1,238 @@
+"""The service that takes orders.
+
+usage: python -m tmc_storm.shop.producer SETTINGS.json. Runs until it is killed, or gets SIGTERM: then it finishes what it
+has begun. It takes no orders once there is a file CLOSING_TIME in its folder. Its threads use what the SDK offers:
+transaction blocks, an outbox, messages without a transaction, in an order, with a delay; some transactions are rolled
+back, and some messages are prepared and forgotten. Answers that are not usual go to NAME.answers, one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+import tmc_client as tmc
+from tmc_storm.shop import books
+from tmc_storm.shop.settings import CLOSING_TIME, ShopSettings
+
+log = logging.getLogger("tmc_storm.producer")
+
+_PATIENCE = timedelta(seconds=10)
+_FORGOTTEN = ".forgotten"
+
+
+class _ChangedMind(Exception):
+    """The customer goes away; the transaction is rolled back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """key: of its message.  delay_s: 0, none.  is_refused: by its handlers.  is_undone: its transaction, where it has one."""
+
+    key: str
+    topic: str
+    delay_s: int = 0
+    is_refused: bool = False
+    is_undone: bool = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"refuse": self.is_refused}
+
+    @property
+    def delay(self) -> timedelta:
+        return timedelta(seconds=self.delay_s)
+
+    def row(self) -> Mapping[str, Any]:
+        """Return its row in `sent`, as of now."""
+        return {
+            "message_key": self.key,
+            "topic": self.topic,
+            "is_refused": self.is_refused,
+            "due_ms": round((time.time() + self.delay_s) * 1000) if self.delay_s else 0,
+        }
+
+
+class Shop:
+    """One process of the service."""
+
+    def __init__(self, settings: ShopSettings, center: tmc.Center) -> None:
+        self._settings = settings
+        self._center = center
+        self._engine = books.engine_of(settings.database)
+        self._outbox = tmc.Outbox(self._engine, center)
+        self._life = secrets.token_hex(4)  # no key of an earlier process comes again
+        self._closed = threading.Event()
+        self._stopped = threading.Event()
+        self._answers = (Path(settings.folder) / f"{settings.name}.answers").open("a")
+        self._lock = threading.Lock()
+
+    def stop(self, *_: object) -> None:
+        """Finish what was begun, and end."""
+        self._stopped.set()
+        self._closed.set()
+
+    def run(self) -> None:
+        """Take orders until closing time; answer checks and send what is in the outbox until `stop`."""
+        for topic in (books.PAID, books.SHIPPED):
+            self._center.check(topic)(_without_ledger)
+        self._center.checks(self._engine).serve(f"127.0.0.1:{self._settings.check_port}")
+        threading.Thread(target=self._resume, name="resume", daemon=True).start()
+        self._outbox.start()
+        work: list[Callable[[_Order], object]] = [self._block, self._block, self._add, self._publish]
+        pace_s = (len(work) + 1) / self._settings.per_second
+        threads = [threading.Thread(target=self._trade, args=(name, pace_s, each)) for name, each in enumerate(work)]
+        threads.append(threading.Thread(target=self._trade_in_order, args=(pace_s,)))
+        for thread in threads:
+            thread.start()
+        closing_time = Path(self._settings.folder) / CLOSING_TIME
+        while not self._stopped.wait(0.2):
+            if closing_time.exists():
+                self._closed.set()
+        for thread in threads:
+            thread.join()
+        self._outbox.close()
+
+    def _resume(self) -> None:
+        """Submit what an earlier process committed; the checks would do it, later."""
+        try:
+            self._center.resume(self._engine)
+        except (tmc.TmcError, sa.exc.SQLAlchemyError) as exc:
+            log.warning("resume: %r", exc)
+
+    def _trade(self, name: int, pace_s: float, work: Callable[[_Order], object]) -> None:
+        dice = random.Random(f"{self._settings.seed} {self._settings.name} {name}")
+        number = 0
+        while not self._closed.wait(pace_s * dice.uniform(0.5, 1.5)):
+            number += 1
+            order = _Order(
+                key=f"{self._settings.name}.{self._life}.{name}.{number}",
+                topic=dice.choice((books.PAID, books.SHIPPED)),
+                delay_s=dice.randint(1, 6) if dice.random() < 0.05 else 0,
+                is_refused=dice.random() < 0.01,
+                is_undone=dice.random() < 0.1,
+            )
+            try:
+                (self._forget if dice.random() < 0.02 else work)(order)
+            except _ChangedMind:
+                continue
+            except tmc.TmcError as exc:
+                self._note(order.key, exc)
+            except sa.exc.SQLAlchemyError as exc:  # an answer of the database; its tables say what is true
+                log.warning("%s: %r", order.key, exc)
+
+    def _block(self, order: _Order) -> None:
+        with Session(self._engine) as session, self._center.transaction(session) as tx:
+            session.execute(books.sent.insert(), order.row())
+            tx.send(order.topic, order.body, key=order.key, delay=order.delay)
+            if order.is_undone:
+                raise _ChangedMind
+
+    def _add(self, order: _Order) -> None:
+        with Session(self._engine) as session:
+            session.execute(books.sent.insert(), order.row())
+            self._outbox.add(session, order.topic, order.body, key=order.key, delay=order.delay)
+            if order.is_undone:
+                raise _ChangedMind
+            session.commit()
+
+    def _forget(self, order: _Order) -> None:
+        """Prepare, and never decide: the check says that it was rolled back."""
+        self._center.prepare(order.topic, order.body, key=f"{order.key}{_FORGOTTEN}")
+
+    def _publish(self, order: _Order) -> None:
+        self._note_begun(order.key)
+        row = order.row()  # its time before the call
+        attempt = tmc.new_attempt_id()
+        self._insist(
+            lambda: self._center.publish(
+                order.topic, order.body, key=order.key, delay=order.delay, attempt_id=attempt, timeout=_PATIENCE
+            )
+        )
+        self._insist_on_books(books.sent, row)
+
+    def _trade_in_order(self, pace_s: float) -> None:
+        """Send messages of one order key, each after the answer for the one before."""
+        number, order_key = 0, f"{self._settings.name}.{self._life}"
+        while not self._closed.wait(pace_s):
+            number += 1
+            try:
+                self._publish_next(order_key, number)
+            except tmc.TmcError as exc:
+                self._note(f"{order_key}.order.{number}", exc)
+
+    def _publish_next(self, order_key: str, number: int) -> None:
+        order = _Order(key=f"{order_key}.order.{number}", topic=books.ACCOUNT)
+        attempt = tmc.new_attempt_id()
+        self._note_begun(order.key)
+        self._insist(
+            lambda: self._center.publish(
+                order.topic,
+                {"number": number},
+                key=order.key,
+                order_key=order_key,
+                attempt_id=attempt,
+                timeout=_PATIENCE,
+            )
+        )
+        self._insist_on_books(books.sent, order.row())
+
+    def _note_begun(self, key: str) -> None:
+        self._insist_on_books(books.begun, {"message_key": key})
+
+    def _insist(self, call: Callable[[], object]) -> None:
+        """Call until it is answered: the same attempt, so it counts once."""
+        while True:
+            try:
+                call()
+                return
+            except (tmc.Unavailable, tmc.DeadlineExceeded, tmc.Overloaded):
+                self._closed.wait(0.05)
+
+    def _insist_on_books(self, table: sa.Table, row: Mapping[str, Any]) -> None:
+        while True:
+            try:
+                with self._engine.begin() as connection:
+                    connection.execute(table.insert(), row)
+                return
+            except sa.exc.SQLAlchemyError:
+                self._closed.wait(0.2)
+
+    def _note(self, key: str, exc: Exception) -> None:
+        line = json.dumps({"at_s": time.time(), "key": key, "error": type(exc).__name__, "text": str(exc)[:500]})
+        with self._lock:
+            self._answers.write(line + "\n")
+            self._answers.flush()
+
+
+def _without_ledger(question: tmc.Question) -> tmc.Verdict:
+    """Answer for messages that no block prepared."""
+    return tmc.Verdict.ROLLBACK if question.key.endswith(_FORGOTTEN) else tmc.Verdict.UNKNOWN
+
+
+def main(path: str) -> None:
+    """Run until a signal."""
+    logging.basicConfig(level=logging.WARNING)
+    settings = ShopSettings.read(path)
+    with tmc.connect(settings.address, app=settings.app, key=settings.key) as center:
+        shop = Shop(settings, center)
+        signal.signal(signal.SIGTERM, shop.stop)
+        shop.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

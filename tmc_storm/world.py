@@ -1,0 +1,278 @@
+"""What a storm strikes: a center of some servers on databases, a broker and Consul of its own, with a proxy in every connection.
+
+Everything is on this machine, on free ports of loopback, in one folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import sqlalchemy as sa
+
+from tmc_storm.operator import Operator
+from tmc_storm.services import consul, mariadb, postgresql
+from tmc_storm.services.consul import Consul
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.ports import free_port
+from tmc_storm.services.postgresql import PostgreSQL
+from tmc_storm.services.program import Program
+from tmc_storm.services.rabbitmq import RabbitCluster, RabbitMQ
+from tmc_storm.services.skewed import set_clock
+from tmc_storm.tcp_proxy import TcpProxy
+
+
+class Store(StrEnum):
+    """Where the center keeps its messages."""
+
+    SQLITE = "sqlite"
+    MARIADB = "mariadb"
+    POSTGRESQL = "postgresql"
+
+
+Delivery = Literal["builtin", "rabbitmq"]
+DatabaseServer = MariaDB | PostgreSQL
+
+_USER, _PASSWORD = "storm", "storm"  # of the center and the shop: like theirs elsewhere, it may not do everything
+_SHARDS = 32
+_TMC = [sys.executable, "-m", "tmc_cli"]
+_SKEWED = [sys.executable, "-m", "tmc_storm.services.skewed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What there is. brokers: nodes of one RabbitMQ cluster.  consul: servers register there, and consumers find them there."""
+
+    store: Store = Store.SQLITE
+    delivery: Delivery = "builtin"
+    servers: int = 1
+    databases: int = 1
+    brokers: int = 1
+    consul: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        several = self.servers > 1 or self.databases > 1
+        if self.store is Store.SQLITE and several:
+            raise ValueError("a SQLite file has one server: choose another store for several")
+        if self.delivery == "builtin" and self.servers > 1:
+            raise ValueError("the built-in delivery is for one server: several need rabbitmq")
+
+
+def missing(form: Form) -> list[str]:
+    """Return what must be installed first: Debian packages, other programs, our extras."""
+    wanted = {
+        "mariadb-server": form.store is Store.MARIADB and shutil.which(mariadb.DAEMON) is None,
+        "tmc-center[mysql]": form.store is Store.MARIADB and find_spec("MySQLdb") is None,
+        "postgresql": form.store is Store.POSTGRESQL and not (postgresql.BINARIES / "postgres").exists(),
+        "tmc-center[postgresql]": form.store is Store.POSTGRESQL and find_spec("psycopg") is None,
+        "rabbitmq-server": form.delivery == "rabbitmq" and shutil.which("rabbitmq-server") is None,
+        "Consul (or give --no-consul)": form.consul and consul.found() is None,
+    }
+    return [name for name, is_missing in wanted.items() if is_missing]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A connection of one thing to another, such as "server 1" to "database 0"."""
+
+    source: str
+    target: str
+    proxy: TcpProxy
+
+    @property
+    def kind(self) -> str:
+        """Return the names without their numbers."""
+        return f"{_plain(self.source)} to {_plain(self.target)}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} to {self.target}"
+
+
+def _plain(name: str) -> str:
+    return name.rstrip(" 0123456789")
+
+
+class World:
+    """Everything below the shop, running.
+
+    operator: an administrator of the center, whose calls pass no proxy.
+    """
+
+    def __init__(self, form: Form, folder: Path, instances: Mapping[str, list[str]]) -> None:
+        """instances: where services answer checks."""
+        self.form = form
+        self.folder = folder
+        self._open = contextlib.ExitStack()
+        self.links: list[Link] = []
+        self.databases: list[DatabaseServer] = []
+        self.business: DatabaseServer | None = None
+        self.brokers: list[RabbitMQ] = []
+        self.consul: Consul | None = None
+        try:
+            self._start(instances)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, instances: Mapping[str, list[str]]) -> None:
+        form = self.form
+        if form.store is not Store.SQLITE:
+            self.databases = [self._database("tmc") for _ in range(form.databases)]
+            self.business = self._database("orders", "stock", "mail")
+            self._business_link = self._link("shop", "business database", self.business.port)
+        self._start_brokers()
+        if form.consul:
+            self.consul = Consul()
+            self._open.callback(self.consul.stop)
+        self._ports = [free_port() for _ in range(form.servers)]
+        self._doors = [self._link("client", f"server {i}", port) for i, port in enumerate(self._ports)]
+        self.servers = [self._server(number, instances) for number in range(form.servers)]
+        token = self._init()
+        self.operator = Operator([f"127.0.0.1:{port}" for port in self._ports], token)
+        self._open.callback(self.operator.close)
+        for server in self.servers:
+            server.start()
+            self._open.callback(server.stop)
+        self.operator.call("GetOverview", seconds=120)
+
+    def _database(self, *names: str) -> DatabaseServer:
+        made: DatabaseServer = MariaDB(pool_mb=64) if self.form.store is Store.MARIADB else PostgreSQL(pool_mb=64)
+        self._open.callback(made.stop)
+        with administrator(made) as connection:
+            if isinstance(made, MariaDB):
+                connection.exec_driver_sql(f"CREATE USER {_USER} IDENTIFIED BY '{_PASSWORD}'")
+            else:
+                connection.exec_driver_sql(f"CREATE ROLE {_USER} LOGIN PASSWORD '{_PASSWORD}'")
+        for name in names:
+            made.create(name)
+            with administrator(made) as connection:
+                if isinstance(made, MariaDB):
+                    connection.exec_driver_sql(f"GRANT ALL ON {name}.* TO {_USER}")
+                else:
+                    connection.exec_driver_sql(f"ALTER DATABASE {name} OWNER TO {_USER}")
+        return made
+
+    def _start_brokers(self) -> None:
+        if self.form.delivery == "builtin":
+            return
+        if self.form.brokers > 1:
+            cluster = RabbitCluster(self.form.brokers)
+            self._open.callback(cluster.stop)
+            self.brokers = cluster.nodes
+        else:
+            self.brokers = [RabbitMQ()]
+            self._open.callback(self.brokers[0].stop)
+        self._consumer_links = [
+            self._link("consumer", f"broker {i}", broker.port) for i, broker in enumerate(self.brokers)
+        ]
+
+    def _link(self, source: str, target: str, port: int) -> TcpProxy:
+        proxy = TcpProxy("127.0.0.1", port)
+        self._open.callback(proxy.close)
+        self.links.append(Link(source=source, target=target, proxy=proxy))
+        return proxy
+
+    def _server(self, number: int, instances: Mapping[str, list[str]]) -> Program:
+        """Make a server that is not started. All its connections have proxies of their own."""
+        form, name = self.form, f"server {number}"
+        urls = [
+            self._url(database, self._link(name, f"database {i}", database.port).port, "tmc")
+            for i, database in enumerate(self.databases)
+        ] or [f"sqlite:///{self.folder}/center.db"]
+        settings = {
+            "TMC_SERVER__LISTEN": f"127.0.0.1:{self._ports[number]}",
+            "TMC_SERVER__LEASE_SECONDS": "3",
+            "TMC_STORE__CATALOG": urls[0],
+            "TMC_STORE__CHANGE_DELAY_MS": "1500",
+            "TMC_DELIVERY__KIND": form.delivery,
+            "TMC_DISCOVERY__INSTANCES": json.dumps(dict(instances)),
+            "TMC_CHECKS__ALLOW": '["127.0.0.0/8:*"]',
+            "TMC_LOG__FORMAT": "json",
+        }
+        if self.brokers:
+            ports = [self._link(name, f"broker {i}", broker.port).port for i, broker in enumerate(self.brokers)]
+            nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
+            settings |= {
+                "TMC_RABBITMQ__URL": f"amqp://guest:guest@{nodes}/%2F",
+                "TMC_RABBITMQ__SINGLE_NODE": str(form.brokers == 1).lower(),
+                "TMC_RABBITMQ__CONSUMER_ADDRESS": ",".join(proxy.address for proxy in self._consumer_links),
+            }
+        if self.consul is not None:
+            settings |= {
+                "TMC_CONSUL__AGENT": self._link(name, "Consul", self.consul.port).address,
+                "TMC_CONSUL__TAG": "storm",
+                "TMC_CONSUL__ADVERTISE": self._doors[number].address,
+            }
+        config = self.folder / f"server-{number}.toml"
+        config.write_text("".join(_range_of(url, i, len(urls)) for i, url in enumerate(urls)) if len(urls) > 1 else "")
+        set_clock(self.clock_of(name), 0.0)
+        command = [*_SKEWED, str(self.clock_of(name)), "serve", "--config", str(config)]
+        return Program(name, command, settings, self.folder / f"server-{number}.log")
+
+    def _init(self) -> str:
+        """Create the tables, and return the token of the administrator."""
+        made = subprocess.run(
+            [*_TMC, "init", "--config", str(self.folder / "server-0.toml")],
+            env=self.servers[0].environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if made.returncode:
+            raise RuntimeError(f"tmc init: {made.stderr}")
+        return made.stdout.strip()
+
+    @staticmethod
+    def _url(server: DatabaseServer, port: int, database: str) -> str:
+        """Return the URL by which somebody who is not an administrator reaches this database at this port."""
+        scheme = "mariadb+mysqldb" if isinstance(server, MariaDB) else "postgresql+psycopg"
+        return f"{scheme}://{_USER}:{_PASSWORD}@127.0.0.1:{port}/{database}"
+
+    def business_url(self, name: str, *, direct: bool = False) -> str:
+        """Return the URL of a service's database. direct: without a proxy, for those who only look."""
+        if self.business is None:
+            return f"sqlite:///{self.folder}/{name}.db"
+        return self._url(self.business, self.business.port if direct else self._business_link.port, name)
+
+    def clock_of(self, server: str) -> Path:
+        """Return the file by which this server's clock goes; see `skewed`."""
+        return self.folder / f"{server.replace(' ', '-')}.clock"
+
+    @property
+    def addresses(self) -> str:
+        """Return the address by which producers reach the servers."""
+        return ",".join(door.address for door in self._doors)
+
+    @property
+    def consumer_address(self) -> str:
+        """Return the address by which consumers reach them."""
+        return f"consul://{self.consul.address}/tmc?tag=storm" if self.consul is not None else self.addresses
+
+    def close(self) -> None:
+        """Stop everything."""
+        self._open.close()
+
+
+def _range_of(url: str, number: int, count: int) -> str:
+    first, end = _SHARDS * number // count, _SHARDS * (number + 1) // count
+    return f'[[store.shards]]\nurl = "{url}"\nfirst = {first}\nlast = {end - 1}\n'
+
+
+@contextlib.contextmanager
+def administrator(server: DatabaseServer, database: str = "") -> Iterator[sa.Connection]:
+    """Connect as the one who may do everything, past the proxies; each statement is its own transaction."""
+    name = database or ("mysql" if isinstance(server, MariaDB) else "postgres")
+    engine = sa.create_engine(server.url(name), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        yield connection
