@@ -13,15 +13,16 @@ import typer
 
 from tmc_cli import fail, say
 from tmc_cli.options import command
+from tmc_cli.target import Target
+from tmc_common.addresses import is_loopback
 from tmc_storm.plan import Strike, smaller
 from tmc_storm.report import strikes_of, write
 from tmc_storm.running import Options, Outcome, run
+from tmc_storm.visit import Host
 from tmc_storm.weather import StormBroken
 from tmc_storm.world import Form, Store, missing
 
 app = command()
-
-_LITERAL = {"producers": 4, "consumers": 4}
 
 
 @app.command()
@@ -53,6 +54,27 @@ def storm(
     minimize: Annotated[
         bool, typer.Option("--minimize", help="With --repeat: leave faults out as long as it still fails.")
     ] = False,
+    address: Annotated[
+        str,
+        typer.Option(
+            help="host:port of a center that runs already: be an app there, and strike only the storm's own processes."
+        ),
+    ] = "",
+    check_address: Annotated[
+        str,
+        typer.Option(
+            help="With --address: host:port of this machine where that center may ask; its [checks] allow lists it."
+        ),
+    ] = "",
+    token: Annotated[
+        str, typer.Option(envvar="TMC_TOKEN", help="With --address: of an administrator.", show_default=False)
+    ] = "",
+    authority: Annotated[
+        str, typer.Option(envvar="TMC_CA", help="With --address: PEM file, for TLS.", show_default=False)
+    ] = "",
+    server_name: Annotated[
+        str, typer.Option(envvar="TMC_SERVER_NAME", help="The name in the server's certificate, if not the host.")
+    ] = "",
     report: Annotated[
         Path | None, typer.Option(help="New folder for the report, databases and logs; default: storm-SEED.")
     ] = None,
@@ -68,7 +90,7 @@ def storm(
     if literal and store is Store.SQLITE:
         fail("--literal needs several nodes: give --store mariadb or postgresql.")
     form = _form(store, consul=consul, brokers=2 if literal else 1)
-    if lacking := missing(form):
+    if not address and (lacking := missing(form)):
         fail(f"Install first: {', '.join(lacking)}.")
     chosen = time.time_ns() % 1_000_000 if seed is None else seed
     options = Options(
@@ -77,9 +99,11 @@ def storm(
         seed=chosen,
         per_minute=faults,
         per_second=orders,
+        producers=4 if literal else 2,
+        consumers=4 if literal else 2,
         interval_s=interval if literal else 0.0,
         strikes=_earlier(repeat),
-        **(_LITERAL if literal else {}),
+        host=_host(address, token=token, authority=authority, server_name=server_name, check_address=check_address),
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is stopped then, too
     folder = report or Path(f"storm-{chosen}")
@@ -89,6 +113,17 @@ def storm(
     say(_sentence(outcome, folder))
     if not outcome.is_clean:
         raise SystemExit(1)
+
+
+def _host(address: str, *, token: str, authority: str, server_name: str, check_address: str) -> Host | None:
+    if not address:
+        if check_address:
+            fail("--check-address goes with --address.")
+        return None
+    Target(address=address, authority=authority, server_name=server_name).check()
+    if not authority and not is_loopback(address):
+        fail("Keys and the token would travel in the clear: give --authority CA.pem (TMC_CA).")
+    return Host(address=address, token=token, authority=authority, server_name=server_name, check_address=check_address)
 
 
 def _form(store: Store, *, consul: bool, brokers: int) -> Form:

@@ -6,35 +6,38 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import grpc
+
 from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_storm.scene import Scene
 from tmc_storm.services.program import Program
 from tmc_storm.shop import books
 from tmc_storm.shop.settings import CLOSING_TIME, SETTINGS, ShopSettings
-from tmc_storm.world import World
 
-_RETRY = types_pb2.RetryPolicy(interval_ms=1000, max_retry=5)
-"""Of deliveries and checks: less than most outages of a storm."""
+_RETRY = types_pb2.RetryPolicy(interval_ms=500, max_retry=3)
+"""Of deliveries and checks: over after three seconds, before many outages of a storm."""
 _TRANSACTION_MS = 3000
 
 
 class Cast:
-    """Producers of one service and consumers of two, around a world. They run from `start` on."""
+    """Producers of one service and consumers of two, around a scene. They run from `start` on."""
 
     def __init__(
-        self, world: World, *, check_ports: Sequence[int], consumers: int, per_second: float, seed: int
+        self, scene: Scene, *, check_addresses: Sequence[str], consumers: int, per_second: float, seed: int
     ) -> None:
-        """check_ports: one for each producer.  consumers: processes, for both services together, at least 2.
+        """check_addresses: one for each producer; empty ones answer no checks.
 
-        per_second: orders, by all producers together.
+        consumers: processes, for both services together, at least 2.  per_second: orders, by all producers together.
         """
-        self._world = world
+        self._scene = scene
         apps = (books.ORDERS_APP, *books.SUBSCRIPTIONS)
-        self._keys = {app: world.operator.call("RegisterApp", id=app).key for app in apps}
-        self._register()
+        self._keys = {app: self._register_app(app) for app in apps}
+        self._register_topics([address for address in check_addresses if address])
         for name in ("orders", "stock", "mail"):
-            books.open_books(world.business_url(name, direct=True))
+            books.open_books(scene.business_url(name, direct=True))
         self.producers = [
-            self._producer(number, port, per_second / len(check_ports), seed) for number, port in enumerate(check_ports)
+            self._producer(number, address, per_second / len(check_addresses), seed)
+            for number, address in enumerate(check_addresses)
         ]
         subscribers = list(books.SUBSCRIPTIONS)
         self.consumers = [self._consumer(number, subscribers[number % len(subscribers)]) for number in range(consumers)]
@@ -43,9 +46,20 @@ class Cast:
     def programs(self) -> list[Program]:
         return [*self.producers, *self.consumers]
 
-    def _register(self) -> None:
-        call = self._world.operator.call
-        for topic in (books.PAID, books.SHIPPED, books.ACCOUNT):
+    def _register_app(self, app: str) -> str:
+        """Return a key of this app, which an earlier storm may have registered."""
+        call = self._scene.operator.call
+        try:
+            return str(call("RegisterApp", id=app).key)
+        except grpc.RpcError as exc:
+            if exc.code() is not grpc.StatusCode.ALREADY_EXISTS:
+                raise
+        call("EnableApp", id=app, reason="a storm")
+        return str(call("AddAppKey", id=app, replace_newest=True).key)
+
+    def _register_topics(self, check_addresses: Sequence[str]) -> None:
+        call = self._scene.operator.call
+        for topic in books.TOPICS:
             single = types_pb2.QUEUE_MODE_SINGLE if topic == books.SHIPPED else types_pb2.QUEUE_MODE_MULTI
             call(
                 "RegisterTopic",
@@ -56,22 +70,26 @@ class Cast:
                 transaction_time_ms=_TRANSACTION_MS,
                 **({} if topic == books.ACCOUNT else {"spread": 16}),
             )
-            target = admin_pb2.CheckTarget(kind="grpc", deadline_ms=1000)
-            call("SetTopicCheck", topic=topic, targets=[target], retry=_RETRY, untried=True)
+            if check_addresses:
+                address = check_addresses[0] if len(check_addresses) == 1 else ""  # several: those that discovery knows
+                target = admin_pb2.CheckTarget(kind="grpc", address=address, deadline_ms=1000)
+                call("SetTopicCheck", topic=topic, targets=[target], retry=_RETRY, untried=True)
         for app, topics in books.SUBSCRIPTIONS.items():
             for topic in topics:
                 call("RegisterSubscription", topic=topic, app=app, retry=_RETRY)
 
-    def _producer(self, number: int, check_port: int, per_second: float, seed: int) -> Program:
+    def _producer(self, number: int, check_address: str, per_second: float, seed: int) -> Program:
         name = f"producer-{number}"
         settings = ShopSettings(
             name=name,
             app=books.ORDERS_APP,
             key=self._keys[books.ORDERS_APP],
-            address=self._world.addresses,
-            database=self._world.business_url("orders"),
-            folder=str(self._world.folder),
-            check_port=check_port,
+            address=self._scene.addresses,
+            authority=self._scene.authority,
+            server_name=self._scene.server_name,
+            database=self._scene.business_url("orders"),
+            folder=str(self._scene.folder),
+            check_address=check_address,
             per_second=per_second,
             seed=seed,
         )
@@ -84,15 +102,17 @@ class Cast:
             name=name,
             app=app,
             key=self._keys[app],
-            address=self._world.consumer_address,
-            database=self._world.business_url(database_of(app)),
-            folder=str(self._world.folder),
+            address=self._scene.consumer_address,
+            authority=self._scene.authority,
+            server_name=self._scene.server_name,
+            database=self._scene.business_url(database_of(app)),
+            folder=str(self._scene.folder),
         )
         command = [sys.executable, "-m", "tmc_cli", "consume", "tmc_storm.shop.consumer:consumer"]
         return Program(f"consumer {number}", command, {SETTINGS: str(settings.write())}, self._log(name))
 
     def _log(self, name: str) -> Path:
-        return self._world.folder / f"{name}.log"
+        return self._scene.folder / f"{name}.log"
 
     def start(self) -> None:
         """Begin to trade."""
@@ -101,7 +121,7 @@ class Cast:
 
     def close_shop(self) -> None:
         """Take no further orders; those that were begun are finished, and checks answered."""
-        (self._world.folder / CLOSING_TIME).touch()
+        (self._scene.folder / CLOSING_TIME).touch()
 
     def stop(self) -> None:
         """End all processes."""

@@ -1,4 +1,4 @@
-"""Everything that can break in a world: what machines, networks, administrators and operators do in a bad night."""
+"""Everything that can break around a center: what machines, networks, administrators and operators do in a bad night."""
 
 from __future__ import annotations
 
@@ -15,55 +15,57 @@ import sqlalchemy as sa
 
 from tmc_storm.cast import Cast
 from tmc_storm.plan import Ending, Fault
+from tmc_storm.scene import DatabaseServer, Link, Scene, administrator
 from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitMQ
 from tmc_storm.services.skewed import set_clock
 from tmc_storm.shop import books
-from tmc_storm.world import DatabaseServer, Link, World, administrator
 
 _REASON = "the storm"
 
 
-def faults_of(world: World, cast: Cast) -> list[Fault]:
-    """Return what can break in this world."""
-    found = [fault for link in world.links for fault in _of_link(link)]
-    for server in world.servers:
+def faults_of(scene: Scene, cast: Cast) -> list[Fault]:
+    """Return what can break in this scene."""
+    found = [fault for link in scene.links for fault in _of_link(link)]
+    for server in scene.servers:
         found += _of_program(server, "server", longest_s=3.0, heals_s=4.0, weight=0.7)
-        if world.databases:  # an SQLite file has no clock but the server's
-            found.append(_clock_wrong(world, server))
+        if scene.databases:  # an SQLite file has no clock but the server's
+            found.append(_clock_wrong(scene, server))
     for program in cast.producers:
-        found += _of_program(program, "producer", longest_s=4.0, heals_s=2.0, weight=0.5)
+        faults = _of_program(program, "producer", longest_s=4.0, heals_s=2.0, weight=0.5)
+        # what a killed one leaves undecided would stay so
+        found += faults if scene.has_checks else [fault for fault in faults if not fault.kind.endswith("killed")]
     for program in cast.consumers:
         found += _of_program(program, "consumer", longest_s=4.0, heals_s=2.0, weight=0.5)
-    for number, database in enumerate(world.databases):
+    for number, database in enumerate(scene.databases):
         part = f"database {number}"
         found += of_machine(database, "database", part, longest_s=3.0, weight=0.5)
         found += _of_database_server(database, part)
-    if world.business is not None:
-        found += of_machine(world.business, "business database", "business database", longest_s=9.0, weight=0.5)
-    if not world.databases:
-        found += [_sqlite_locked(world), _disk_full(world.servers[0])]
-    for number, broker in enumerate(world.brokers):
+    if scene.business is not None:
+        found += of_machine(scene.business, "business database", "business database", longest_s=9.0, weight=0.5)
+    if scene.servers and not scene.databases:
+        found += [_sqlite_locked(scene), _disk_full(scene.servers[0])]
+    for number, broker in enumerate(scene.brokers):
         found += of_machine(broker, "broker", f"broker {number}", longest_s=4.0, weight=0.3)
-    if world.brokers:
-        found += _of_broker(world.brokers[0])
-    if world.consul is not None:
-        found += of_machine(world.consul, "Consul", "Consul", longest_s=4.0, weight=0.5)
-    return found + list(_of_operators(world))
+    if scene.brokers:
+        found += _of_broker(scene.brokers[0])
+    if scene.consul is not None:
+        found += of_machine(scene.consul, "Consul", "Consul", longest_s=4.0, weight=0.5)
+    return found + list(_of_operators(scene))
 
 
-def nodes_of(world: World, cast: Cast) -> list[Fault]:
+def nodes_of(scene: Scene, cast: Cast) -> list[Fault]:
     """Return what the founding documents killed: producers, brokers and consumers, each as a fault of its own part."""
     programs = [
         Fault(kind=f"{kind}: killed", part=program.name, begin=_killed(program))
-        for kind, several in (("producer", cast.producers), ("consumer", cast.consumers), ("server", world.servers))
+        for kind, several in (("producer", cast.producers), ("consumer", cast.consumers), ("server", scene.servers))
         for program in several
     ]
     machines: list[tuple[str, str, Machine]] = [
-        ("broker", f"broker {number}", broker) for number, broker in enumerate(world.brokers)
+        ("broker", f"broker {number}", broker) for number, broker in enumerate(scene.brokers)
     ]
-    machines += [("database", f"database {number}", database) for number, database in enumerate(world.databases)]
+    machines += [("database", f"database {number}", database) for number, database in enumerate(scene.databases)]
     return programs + [Fault(kind=f"{kind}: killed", part=part, begin=_killed(one)) for kind, part, one in machines]
 
 
@@ -129,12 +131,12 @@ def _of_program(program: Program, kind: str, *, longest_s: float, heals_s: float
     return [killed, suspended, stopped]
 
 
-def _clock_wrong(world: World, server: Program) -> Fault:
+def _clock_wrong(scene: Scene, server: Program) -> Fault:
     """Return a fault that puts one server's clock an hour ahead, or ten minutes back."""
 
     def begin(dice: random.Random) -> Ending:
-        set_clock(world.clock_of(server.name), dice.choice((3600.0, -600.0)))
-        return lambda: set_clock(world.clock_of(server.name), 0.0)
+        set_clock(scene.clock_of(server.name), dice.choice((3600.0, -600.0)))
+        return lambda: set_clock(scene.clock_of(server.name), 0.0)
 
     return Fault(kind="server: clock wrong", part=f"clock of {server.name}", begin=begin, longest_s=6.0)
 
@@ -298,9 +300,9 @@ def _table(connection: sa.Connection, dice: random.Random) -> str:
     return dice.choice(sorted(name for name in names if "message_" in name or "consumption_" in name))
 
 
-def _sqlite_locked(world: World) -> Fault:
+def _sqlite_locked(scene: Scene) -> Fault:
     def begin(_: random.Random) -> Ending:
-        connection = sqlite3.connect(world.folder / "center.db", timeout=30, isolation_level=None)
+        connection = sqlite3.connect(scene.folder / "center.db", timeout=30, isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
         return connection.close
 
@@ -342,9 +344,9 @@ def _of_broker(broker: RabbitMQ) -> list[Fault]:
     ]
 
 
-def _of_operators(world: World) -> Iterator[Fault]:
+def _of_operators(scene: Scene) -> Iterator[Fault]:
     """Yield what operators of the center do meanwhile."""
-    call = world.operator.call
+    call = scene.operator.call
 
     def paused(dice: random.Random) -> Ending:
         app = dice.choice(sorted(books.SUBSCRIPTIONS))
@@ -353,7 +355,7 @@ def _of_operators(world: World) -> Iterator[Fault]:
         return lambda: call("ResumeSubscription", topic=topic, app=app, reason=_REASON)
 
     def topic_paused(dice: random.Random) -> Ending:
-        topic = dice.choice((books.PAID, books.SHIPPED, books.ACCOUNT))
+        topic = dice.choice(books.TOPICS)
         call("PauseTopic", name=topic, reason=_REASON)
         return lambda: call("ResumeTopic", name=topic, reason=_REASON)
 
@@ -379,7 +381,7 @@ def _of_operators(world: World) -> Iterator[Fault]:
     yield Fault(kind="operator: subscription paused", part="operator of subscriptions", begin=paused, longest_s=3.0)
     yield Fault(kind="operator: topic paused", part="operator of topics", begin=topic_paused, longest_s=3.0)
     yield Fault(kind="operator: delivery key rotated", part="operator of keys", begin=_once(rotated), weight=0.3)
-    if world.form.servers > 1:
+    if len(scene.servers) > 1:
         yield Fault(kind="operator: server drained", part="operator of servers", begin=drained, longest_s=4.0)
 
 

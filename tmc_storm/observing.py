@@ -14,8 +14,10 @@ import sqlalchemy as sa
 from tmc_common.protocol import types_pb2
 from tmc_storm.cast import database_of
 from tmc_storm.judging import Answer, Books, Effect, Sent
+from tmc_storm.scene import Scene
 from tmc_storm.shop import books
-from tmc_storm.world import World
+
+_CLOCKS_MS = 2000  # between ours and the center's; an earlier storm ended before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,11 @@ class Sample:
 class Observer:
     """Reads what the services wrote down."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._since_ms = round(time.time() * 1000) - _CLOCKS_MS
         self._engines = {
-            name: sa.create_engine(world.business_url(name, direct=True), poolclass=sa.NullPool)
+            name: sa.create_engine(scene.business_url(name, direct=True), poolclass=sa.NullPool)
             for name in ("orders", "stock", "mail")
         }
 
@@ -51,11 +54,7 @@ class Observer:
 
     def books(self) -> Books:
         """Return all the books."""
-        operator, sent, begun = self._world.operator, books.sent.c, books.begun.c
-        failed: dict[str, set[str]] = {app: set() for app in books.SUBSCRIPTIONS}
-        for page in operator.pages("ListConsumptions", state=types_pb2.CONSUMPTION_STATE_FAILED):
-            for one in page.consumptions:
-                failed[one.app].add(one.message_id)
+        sent, begun = books.sent.c, books.begun.c
         return Books(
             sent={
                 key: Sent(topic=topic, is_refused=bool(is_refused), due_ms=due_ms)
@@ -67,16 +66,32 @@ class Observer:
             effects={app: self._effects(app) for app in books.SUBSCRIPTIONS},
             topics=books.SUBSCRIPTIONS,
             refused={app: self._lines(f"{app}.refused") for app in books.SUBSCRIPTIONS},
-            failed=failed,
+            failed=self._failed(),
             undecided=self._messages(types_pb2.MESSAGE_STATE_PREPARED),
             check_failed=self._messages(types_pb2.MESSAGE_STATE_CHECK_FAILED),
             answers=self._answers(),
         )
 
+    def _failed(self) -> dict[str, set[str]]:
+        """Return the ids of what is FAILED, by subscriber."""
+        failed: dict[str, set[str]] = {app: set() for app in books.SUBSCRIPTIONS}
+        state = types_pb2.CONSUMPTION_STATE_FAILED
+        for topic in books.TOPICS:
+            for page in self._scene.operator.pages(
+                "ListConsumptions", topic=topic, state=state, from_ms=self._since_ms
+            ):
+                for one in page.consumptions:
+                    failed[one.app].add(one.message_id)
+        return failed
+
     def _messages(self, state: types_pb2.MessageState) -> list[str]:
         """Return the ids of the messages in this state."""
-        pages = self._world.operator.pages("ListMessages", state=state)
-        return [message.message_id for page in pages for message in page.messages]
+        return [
+            message.message_id
+            for topic in books.TOPICS
+            for page in self._scene.operator.pages("ListMessages", topic=topic, state=state, from_ms=self._since_ms)
+            for message in page.messages
+        ]
 
     def _effects(self, app: str) -> list[Effect]:
         column = books.effect.c
@@ -87,12 +102,12 @@ class Observer:
         ]
 
     def _lines(self, name: str) -> list[str]:
-        path = self._world.folder / name
+        path = self._scene.folder / name
         return path.read_text().split() if path.exists() else []
 
     def _answers(self) -> list[Answer]:
         found = []
-        for path in sorted(self._world.folder.glob("*.answers")):
+        for path in sorted(self._scene.folder.glob("*.answers")):
             for line in path.read_text().splitlines():
                 try:
                     noted = json.loads(line)

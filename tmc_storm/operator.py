@@ -17,10 +17,23 @@ _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Operator:
-    """Calls at the servers of these addresses, host:port each, whichever answers."""
+    """Makes administrative calls."""
 
-    def __init__(self, addresses: list[str], token: str) -> None:
-        self._channel = grpc.insecure_channel("ipv4:" + ",".join(addresses), _IN_TURN)
+    def __init__(
+        self,
+        target: str,
+        token: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        server_name: str = "",
+    ) -> None:
+        """target: as gRPC takes it; of several servers, any that answers is asked.  server_name: in its certificate."""
+        options = [*_IN_TURN, ("grpc.ssl_target_name_override", server_name)] if server_name else _IN_TURN
+        self._channel = (
+            grpc.insecure_channel(target, options)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options)
+        )
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def close(self) -> None:

@@ -64,9 +64,10 @@ def write(outcome: Outcome, folder: Path) -> None:
     """Write report.json and report.html."""
     kinds = kinds_of(outcome.struck, outcome.samples)
     options = dataclasses.asdict(outcome.options)
-    del options["strikes"]
+    del options["strikes"], options["host"]  # it has a token
     summary = {
         "clean": outcome.is_clean,
+        "scene": outcome.options.scene,
         "options": options,
         "faults": len(outcome.struck),
         "kinds": [dataclasses.asdict(line) for line in kinds],

@@ -1,4 +1,4 @@
-"""One run: build a world, trade, strike, settle, judge."""
+"""One run: set the scene, trade, strike, settle, judge."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tmc_storm.faults import faults_of, nodes_of
 from tmc_storm.judging import Books, Finding, Relation, is_settled, judge, relations
 from tmc_storm.observing import Observer, Progress, Sample
 from tmc_storm.plan import Strike, literal_plan, random_plan
+from tmc_storm.scene import Scene
 from tmc_storm.services.ports import free_port
 from tmc_storm.shop import books
+from tmc_storm.visit import Host, Visit
 from tmc_storm.weather import Struck, Weather
 from tmc_storm.world import Form, World
 
@@ -27,7 +29,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to run.
+    """What to run. host: a center that runs already, instead of one of this form.
 
     seconds: of faults.  per_minute: faults.  per_second: orders.  settle_s: after the last fault, until everything must
     have arrived.  interval_s: kill 1 to all nodes that often, instead of random faults; 0: random ones.  away_s: how long.
@@ -35,6 +37,7 @@ class Options:
     """
 
     form: Form = field(default_factory=Form)
+    host: Host | None = None
     seconds: float = 120.0
     seed: int = 1
     per_minute: float = 50.0
@@ -45,6 +48,18 @@ class Options:
     interval_s: float = 0.0
     away_s: float = 5.0
     strikes: Sequence[Strike] | None = None
+
+    @property
+    def scene(self) -> str:
+        """Return what takes part, in words."""
+        form = self.form
+        center = (
+            f"{form.servers} server(s), {form.databases} database(s) ({form.store}), delivery {form.delivery}"
+            f"{', Consul' * form.consul}"
+            if self.host is None
+            else f"the center at {self.host.address}"
+        )
+        return f"{center}; {self.producers} producers, {self.consumers} consumers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,29 +97,33 @@ def run(options: Options, folder: Path | None, say: Callable[[str], None]) -> Ou
         with tempfile.TemporaryDirectory(prefix="tmc-storm-") as made:
             return run(options, Path(made), say)
     folder.mkdir(parents=True, exist_ok=True)
-    check_ports = [free_port() for _ in range(options.producers)]
-    instances = {books.ORDERS_APP: [f"127.0.0.1:{port}" for port in check_ports]}
-    say("starting the world")
-    world = World(options.form, folder, instances)
+    scene: Scene
+    if options.host is None:
+        check_addresses = [f"127.0.0.1:{free_port()}" for _ in range(options.producers)]
+        say("starting the world")
+        scene = World(options.form, folder, {books.ORDERS_APP: check_addresses})
+    else:
+        check_addresses = [options.host.check_address, *[""] * (options.producers - 1)]
+        scene = Visit(options.host, folder)
     try:
         cast = Cast(
-            world,
-            check_ports=check_ports,
+            scene,
+            check_addresses=check_addresses,
             consumers=options.consumers,
             per_second=options.per_second,
             seed=options.seed,
         )
         try:
-            return _storm(options, world, cast, say)
+            return _storm(options, scene, cast, say)
         finally:
             cast.stop()
     finally:
-        world.close()
+        scene.close()
 
 
-def _storm(options: Options, world: World, cast: Cast, say: Callable[[str], None]) -> Outcome:
-    observer = Observer(world)
-    programs = [*world.servers, *cast.programs]
+def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None]) -> Outcome:
+    observer = Observer(scene)
+    programs = [*scene.servers, *cast.programs]
 
     def upkeep() -> None:
         for program in programs:
@@ -113,8 +132,8 @@ def _storm(options: Options, world: World, cast: Cast, say: Callable[[str], None
     cast.start()
     eventually(lambda: observer.counts()[1] >= _FIRST_EFFECTS, seconds=60, describe=observer.counts)
     with Progress(observer, upkeep) as progress:
-        faults = nodes_of(world, cast) if options.interval_s else faults_of(world, cast)
-        strikes = _plan(options, world, cast)
+        faults = nodes_of(scene, cast) if options.interval_s else faults_of(scene, cast)
+        strikes = _plan(options, scene, cast)
         say(f"seed {options.seed}: {len(strikes)} faults in {options.seconds:.0f} s")
         struck = Weather(faults, strikes, options.seed).rage(options.seconds)
         calm_s = progress.now_s
@@ -138,19 +157,19 @@ def _storm(options: Options, world: World, cast: Cast, say: Callable[[str], None
     )
 
 
-def _plan(options: Options, world: World, cast: Cast) -> Sequence[Strike]:
+def _plan(options: Options, scene: Scene, cast: Cast) -> Sequence[Strike]:
     if options.strikes is not None:
         return options.strikes
     if options.interval_s:
         return literal_plan(
-            nodes_of(world, cast),
+            nodes_of(scene, cast),
             seed=options.seed,
             seconds=options.seconds,
             interval_s=options.interval_s,
             away_s=options.away_s,
         )
     return random_plan(
-        faults_of(world, cast), seed=options.seed, seconds=options.seconds, per_minute=options.per_minute
+        faults_of(scene, cast), seed=options.seed, seconds=options.seconds, per_minute=options.per_minute
     )
 
 

@@ -5,21 +5,19 @@ Everything is on this machine, on free ports of loopback, in one folder.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-import sqlalchemy as sa
-
 from tmc_storm.operator import Operator
+from tmc_storm.scene import DatabaseServer, Scene, administrator
 from tmc_storm.services import consul, mariadb, postgresql
 from tmc_storm.services.consul import Consul
 from tmc_storm.services.mariadb import MariaDB
@@ -28,7 +26,6 @@ from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitCluster, RabbitMQ
 from tmc_storm.services.skewed import set_clock
-from tmc_storm.tcp_proxy import TcpProxy
 
 
 class Store(StrEnum):
@@ -40,7 +37,6 @@ class Store(StrEnum):
 
 
 Delivery = Literal["builtin", "rabbitmq"]
-DatabaseServer = MariaDB | PostgreSQL
 
 _USER, _PASSWORD = "storm", "storm"  # of the center and the shop: like theirs elsewhere, it may not do everything
 _SHARDS = 32
@@ -81,44 +77,13 @@ def missing(form: Form) -> list[str]:
     return [name for name, is_missing in wanted.items() if is_missing]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A connection of one thing to another, such as "server 1" to "database 0"."""
-
-    source: str
-    target: str
-    proxy: TcpProxy
-
-    @property
-    def kind(self) -> str:
-        """Return the names without their numbers."""
-        return f"{_plain(self.source)} to {_plain(self.target)}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.source} to {self.target}"
-
-
-def _plain(name: str) -> str:
-    return name.rstrip(" 0123456789")
-
-
-class World:
-    """Everything below the shop, running.
-
-    operator: an administrator of the center, whose calls pass no proxy.
-    """
+class World(Scene):
+    """Everything below the shop, of our own, running."""
 
     def __init__(self, form: Form, folder: Path, instances: Mapping[str, list[str]]) -> None:
         """instances: where services answer checks."""
+        super().__init__(folder)
         self.form = form
-        self.folder = folder
-        self._open = contextlib.ExitStack()
-        self.links: list[Link] = []
-        self.databases: list[DatabaseServer] = []
-        self.business: DatabaseServer | None = None
-        self.brokers: list[RabbitMQ] = []
-        self.consul: Consul | None = None
         try:
             self._start(instances)
         except BaseException:
@@ -130,16 +95,16 @@ class World:
         if form.store is not Store.SQLITE:
             self.databases = [self._database("tmc") for _ in range(form.databases)]
             self.business = self._database("orders", "stock", "mail")
-            self._business_link = self._link("shop", "business database", self.business.port)
+            self._business_link = self.link("shop", "business database", "127.0.0.1", self.business.port)
         self._start_brokers()
         if form.consul:
             self.consul = Consul()
             self._open.callback(self.consul.stop)
         self._ports = [free_port() for _ in range(form.servers)]
-        self._doors = [self._link("client", f"server {i}", port) for i, port in enumerate(self._ports)]
+        self._doors = [self.link("client", f"server {i}", "127.0.0.1", port) for i, port in enumerate(self._ports)]
         self.servers = [self._server(number, instances) for number in range(form.servers)]
         token = self._init()
-        self.operator = Operator([f"127.0.0.1:{port}" for port in self._ports], token)
+        self.operator = Operator("ipv4:" + ",".join(f"127.0.0.1:{port}" for port in self._ports), token)
         self._open.callback(self.operator.close)
         for server in self.servers:
             server.start()
@@ -174,20 +139,14 @@ class World:
             self.brokers = [RabbitMQ()]
             self._open.callback(self.brokers[0].stop)
         self._consumer_links = [
-            self._link("consumer", f"broker {i}", broker.port) for i, broker in enumerate(self.brokers)
+            self.link("consumer", f"broker {i}", "127.0.0.1", broker.port) for i, broker in enumerate(self.brokers)
         ]
-
-    def _link(self, source: str, target: str, port: int) -> TcpProxy:
-        proxy = TcpProxy("127.0.0.1", port)
-        self._open.callback(proxy.close)
-        self.links.append(Link(source=source, target=target, proxy=proxy))
-        return proxy
 
     def _server(self, number: int, instances: Mapping[str, list[str]]) -> Program:
         """Make a server that is not started. All its connections have proxies of their own."""
         form, name = self.form, f"server {number}"
         urls = [
-            self._url(database, self._link(name, f"database {i}", database.port).port, "tmc")
+            self._url(database, self.link(name, f"database {i}", "127.0.0.1", database.port).port, "tmc")
             for i, database in enumerate(self.databases)
         ] or [f"sqlite:///{self.folder}/center.db"]
         settings = {
@@ -201,7 +160,9 @@ class World:
             "TMC_LOG__FORMAT": "json",
         }
         if self.brokers:
-            ports = [self._link(name, f"broker {i}", broker.port).port for i, broker in enumerate(self.brokers)]
+            ports = [
+                self.link(name, f"broker {i}", "127.0.0.1", broker.port).port for i, broker in enumerate(self.brokers)
+            ]
             nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
             settings |= {
                 "TMC_RABBITMQ__URL": f"amqp://guest:guest@{nodes}/%2F",
@@ -210,7 +171,7 @@ class World:
             }
         if self.consul is not None:
             settings |= {
-                "TMC_CONSUL__AGENT": self._link(name, "Consul", self.consul.port).address,
+                "TMC_CONSUL__AGENT": self.link(name, "Consul", "127.0.0.1", self.consul.port).address,
                 "TMC_CONSUL__TAG": "storm",
                 "TMC_CONSUL__ADVERTISE": self._doors[number].address,
             }
@@ -240,39 +201,19 @@ class World:
         return f"{scheme}://{_USER}:{_PASSWORD}@127.0.0.1:{port}/{database}"
 
     def business_url(self, name: str, *, direct: bool = False) -> str:
-        """Return the URL of a service's database. direct: without a proxy, for those who only look."""
         if self.business is None:
-            return f"sqlite:///{self.folder}/{name}.db"
+            return super().business_url(name, direct=direct)
         return self._url(self.business, self.business.port if direct else self._business_link.port, name)
-
-    def clock_of(self, server: str) -> Path:
-        """Return the file by which this server's clock goes; see `skewed`."""
-        return self.folder / f"{server.replace(' ', '-')}.clock"
 
     @property
     def addresses(self) -> str:
-        """Return the address by which producers reach the servers."""
         return ",".join(door.address for door in self._doors)
 
     @property
     def consumer_address(self) -> str:
-        """Return the address by which consumers reach them."""
         return f"consul://{self.consul.address}/tmc?tag=storm" if self.consul is not None else self.addresses
-
-    def close(self) -> None:
-        """Stop everything."""
-        self._open.close()
 
 
 def _range_of(url: str, number: int, count: int) -> str:
     first, end = _SHARDS * number // count, _SHARDS * (number + 1) // count
     return f'[[store.shards]]\nurl = "{url}"\nfirst = {first}\nlast = {end - 1}\n'
-
-
-@contextlib.contextmanager
-def administrator(server: DatabaseServer, database: str = "") -> Iterator[sa.Connection]:
-    """Connect as the one who may do everything, past the proxies; each statement is its own transaction."""
-    name = database or ("mysql" if isinstance(server, MariaDB) else "postgres")
-    engine = sa.create_engine(server.url(name), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-    with engine.connect() as connection:
-        yield connection

@@ -10,6 +10,7 @@ import tmc_client as tmc
 
 ORDERS_APP, STOCK_APP, MAIL_APP = "storm-orders", "storm-stock", "storm-mail"
 PAID, SHIPPED, ACCOUNT = "storm.paid", "storm.shipped", "storm.account"
+TOPICS = (PAID, SHIPPED, ACCOUNT)
 SUBSCRIPTIONS = {STOCK_APP: (PAID, SHIPPED, ACCOUNT), MAIL_APP: (PAID, ACCOUNT)}
 """Which service gets messages of which topics."""
 

@@ -1,6 +1,6 @@
 """A service that gets messages, for `tmc consume tmc_storm.shop.consumer:consumer`; TMC_STORM_SETTINGS names its file.
 
-Stock handles them one by one, mail those without an order in batches. Now and then a handler fails at the first sight of
+Stock handles them one by one, mail those without an order in batches. Now and then a handler fails at the first copy of
 a message, and some messages are refused for good, which is noted in APP.refused.
 """
 
@@ -20,9 +20,8 @@ from tmc_storm.shop.settings import SETTINGS, ShopSettings
 _settings = ShopSettings.read(os.environ[SETTINGS])
 _engine = books.engine_of(_settings.database)
 _inbox = tmc.SqlInbox(sessionmaker(_engine))
-_center = tmc.connect(_settings.address, app=_settings.app, key=_settings.key)
+_center = _settings.connect()
 _refused = Path(_settings.folder) / f"{_settings.app}.refused"
-_seen: set[str] = set()
 consumer = tmc.Consumer(_center, concurrency=4, prefetch=100)
 
 
@@ -35,8 +34,7 @@ def _put(message: tmc.Message, body: dict[str, Any], session: Session) -> None:
     if body.get("refuse"):
         _note_refused(message)
         raise tmc.Reject("the customer is unknown")
-    if message.key.endswith("77") and message.key not in _seen:
-        _seen.add(message.key)
+    if message.key.endswith("77") and message.attempt == 1:
         raise _Moody
     session.execute(
         books.effect.insert(),

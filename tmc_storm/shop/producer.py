@@ -41,13 +41,17 @@ class _ChangedMind(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """key: of its message.  delay_s: 0, none.  is_refused: by its handlers.  is_undone: its transaction, where it has one."""
+    """key: of its message.  delay_s: 0, none.  is_refused: by its handlers.  is_undone: its transaction, where it has one.
+
+    thinks_s: how long a transaction block waits before its commit.
+    """
 
     key: str
     topic: str
     delay_s: int = 0
     is_refused: bool = False
     is_undone: bool = False
+    thinks_s: float = 0.0
 
     @property
     def body(self) -> dict[str, Any]:
@@ -90,7 +94,8 @@ class Shop:
         """Take orders until closing time; answer checks and send what is in the outbox until `stop`."""
         for topic in (books.PAID, books.SHIPPED):
             self._center.check(topic)(_without_ledger)
-        self._center.checks(self._engine).serve(f"127.0.0.1:{self._settings.check_port}")
+        if self._settings.check_address:
+            self._center.checks(self._engine).serve(self._settings.check_address)
         threading.Thread(target=self._resume, name="resume", daemon=True).start()
         self._outbox.start()
         work: list[Callable[[_Order], object]] = [self._block, self._block, self._add, self._publish]
@@ -125,9 +130,11 @@ class Shop:
                 delay_s=dice.randint(1, 6) if dice.random() < 0.05 else 0,
                 is_refused=dice.random() < 0.01,
                 is_undone=dice.random() < 0.1,
+                thinks_s=dice.uniform(1, 5) if dice.random() < 0.03 else 0.0,
             )
             try:
-                (self._forget if dice.random() < 0.02 else work)(order)
+                is_forgotten = dice.random() < 0.02 and bool(self._settings.check_address)
+                (self._forget if is_forgotten else work)(order)
             except _ChangedMind:
                 continue
             except tmc.TmcError as exc:
@@ -136,9 +143,11 @@ class Shop:
                 log.warning("%s: %r", order.key, exc)
 
     def _block(self, order: _Order) -> None:
-        with Session(self._engine) as session, self._center.transaction(session) as tx:
-            session.execute(books.sent.insert(), order.row())
+        is_slow = order.thinks_s > 0
+        with Session(self._engine) as session, self._center.transaction(session, prepare_first=is_slow) as tx:
             tx.send(order.topic, order.body, key=order.key, delay=order.delay)
+            self._closed.wait(order.thinks_s)  # perhaps for longer than its topic allows: then a check fences it
+            session.execute(books.sent.insert(), order.row())
             if order.is_undone:
                 raise _ChangedMind
 
@@ -228,7 +237,7 @@ def main(path: str) -> None:
     """Run until a signal."""
     logging.basicConfig(level=logging.WARNING)
     settings = ShopSettings.read(path)
-    with tmc.connect(settings.address, app=settings.app, key=settings.key) as center:
+    with settings.connect() as center:
         shop = Shop(settings, center)
         signal.signal(signal.SIGTERM, shop.stop)
         shop.run()

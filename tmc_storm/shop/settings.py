@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import tmc_client as tmc
+
 SETTINGS = "TMC_STORM_SETTINGS"
 """The environment variable that names a consumer's file."""
 
@@ -16,9 +18,9 @@ CLOSING_TIME = "closing-time"
 
 @dataclass(frozen=True, kw_only=True)
 class ShopSettings:
-    """address: of the center.  check_port: where a producer answers checks.  per_second: orders of this process.
+    """address: of the center.  authority: PEM file, for TLS; empty, none.  server_name: in its certificate.
 
-    seed: of what it orders.
+    check_address: where a producer answers checks; empty, nowhere.  per_second: orders of this process.  seed: of what it orders.
     """
 
     name: str
@@ -27,7 +29,9 @@ class ShopSettings:
     address: str
     database: str
     folder: str
-    check_port: int = 0
+    authority: str = ""
+    server_name: str = ""
+    check_address: str = ""
     per_second: float = 10.0
     seed: int = 0
 
@@ -37,6 +41,11 @@ class ShopSettings:
         path.touch(mode=0o600)
         path.write_text(json.dumps(dataclasses.asdict(self)))
         return path
+
+    def connect(self) -> tmc.Center:
+        """Connect to the center."""
+        tls = tmc.Tls(authority=self.authority, server_name=self.server_name) if self.authority else None
+        return tmc.connect(self.address, app=self.app, key=self.key, tls=tls)
 
     @classmethod
     def read(cls, path: str) -> ShopSettings:

@@ -1,0 +1,63 @@
+"""A center that runs already: we are an app among others there, and strike nothing but our own processes and connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from tmc_common.addresses import HostPort
+from tmc_storm.operator import Operator
+from tmc_storm.scene import Scene
+from tmc_storm.shop import books
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The center to visit.
+
+    address: host:port of a server.  token: of an administrator.  authority: PEM file, for TLS; empty, none.
+    server_name: in its certificate; empty, the host.
+    check_address: host:port of this machine that the center may ask about undecided messages; empty, it cannot.
+    """
+
+    address: str
+    token: str = ""
+    authority: str = ""
+    server_name: str = ""
+    check_address: str = ""
+
+
+class Visit(Scene):
+    """Our connections to somebody's center, with a proxy in them. What we registered there is removed at the end."""
+
+    def __init__(self, host: Host, folder: Path) -> None:
+        super().__init__(folder)
+        self.host = host
+        self.has_checks = bool(host.check_address)
+        address = HostPort.parse(host.address)
+        self.authority, self.server_name = host.authority, host.server_name or address.host
+        self._proxy = self.link("client", "server", address.host, address.port)
+        credentials = grpc.ssl_channel_credentials(Path(host.authority).read_bytes()) if host.authority else None
+        self.operator = Operator(host.address, host.token, credentials=credentials, server_name=host.server_name)
+        self._open.callback(self.operator.close)
+        self._open.callback(self._leave)
+
+    @property
+    def addresses(self) -> str:
+        return self._proxy.address
+
+    def _leave(self) -> None:
+        """Remove our subscriptions, and disable our apps; their messages go when the center's retention removes them."""
+        for app, topics in books.SUBSCRIPTIONS.items():
+            for topic in topics:
+                self._try("RemoveSubscription", topic=topic, app=app)
+        for app in (books.ORDERS_APP, *books.SUBSCRIPTIONS):
+            self._try("DisableApp", id=app, reason="the storm is over")
+
+    def _try(self, rpc: str, **fields: str) -> None:
+        try:
+            self.operator.call(rpc, seconds=10, **fields)
+        except grpc.RpcError:
+            return  # it was never registered, or the center has gone
