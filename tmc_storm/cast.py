@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
-
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_storm.scene import Scene
 from tmc_storm.services.program import Program
@@ -49,11 +47,8 @@ class Cast:
     def _register_app(self, app: str) -> str:
         """Return a key of this app, which an earlier storm may have registered."""
         call = self._scene.operator.call
-        try:
-            return str(call("RegisterApp", id=app).key)
-        except grpc.RpcError as exc:
-            if exc.code() is not grpc.StatusCode.ALREADY_EXISTS:
-                raise
+        if key := str(call("RegisterApp", id=app).key):
+            return key
         call("EnableApp", id=app, reason="a storm")
         return str(call("AddAppKey", id=app, replace_newest=True).key)
 
