@@ -1,7 +1,7 @@
 """A storm that cannot find a planted bug proves nothing: bugs are planted one at a time, and `tmc storm` has to notice.
 
-Some are mutants of docs/mutants.md, others what a careless change would do. All by `--long`, for two minutes each; in CI, one that is
-found fast.
+Some are mutants of docs/mutants.md, others what a careless change would do. All by `--long`, for two minutes each; in CI,
+one that is found fast.
 """
 
 from __future__ import annotations
