@@ -17,7 +17,7 @@ from tmc_cli.target import Target
 from tmc_common.addresses import is_loopback
 from tmc_storm.plan import Strike, smaller
 from tmc_storm.report import strikes_of, write
-from tmc_storm.running import Options, Outcome, run
+from tmc_storm.running import Kind, Options, Outcome, run
 from tmc_storm.visit import Host
 from tmc_storm.weather import StormBroken
 from tmc_storm.world import Form, Store, missing
@@ -48,6 +48,9 @@ def storm(
         ),
     ] = False,
     interval: Annotated[float, typer.Option(min=1, help="Seconds between the kills of --literal.")] = 180.0,
+    survey: Annotated[
+        bool, typer.Option("--survey", help="Each kind of fault once, alone: how long does it keep services waiting?")
+    ] = False,
     repeat: Annotated[
         Path | None, typer.Option(help="The report.json of an earlier run with the same options: repeat its faults.")
     ] = None,
@@ -87,6 +90,8 @@ def storm(
     """
     if minimize and repeat is None:
         fail("--minimize needs --repeat REPORT.JSON of a run that failed.")
+    if literal and survey:
+        fail("--literal and --survey are two kinds of storms: choose one.")
     if literal and store is Store.SQLITE:
         fail("--literal needs several nodes: give --store mariadb or postgresql.")
     form = _form(store, consul=consul, brokers=2 if literal else 1)
@@ -95,13 +100,14 @@ def storm(
     chosen = time.time_ns() % 1_000_000 if seed is None else seed
     options = Options(
         form=form,
+        kind=Kind.LITERAL if literal else Kind.SURVEY if survey else Kind.RANDOM,
         seconds=minutes * 60,
         seed=chosen,
         per_minute=faults,
         per_second=orders,
         producers=4 if literal else 2,
         consumers=4 if literal else 2,
-        interval_s=interval if literal else 0.0,
+        interval_s=interval,
         strikes=_earlier(repeat),
         host=_host(address, token=token, authority=authority, server_name=server_name, check_address=check_address),
     )

@@ -17,6 +17,7 @@ from tmc_storm.judging import Answer, Books, Effect, Sent
 from tmc_storm.scene import Scene
 from tmc_storm.shop import books
 
+SAMPLE_S = 0.5
 _CLOCKS_MS = 2000  # between ours and the center's; an earlier storm ended before
 
 
@@ -118,7 +119,7 @@ class Observer:
 
 
 class Progress:
-    """Takes a sample each second, in a thread of its own, and calls `upkeep` as often."""
+    """Takes a sample twice a second, in a thread of its own, and calls `upkeep` as often."""
 
     def __init__(self, observer: Observer, upkeep: Callable[[], None]) -> None:
         self._observer = observer
@@ -141,7 +142,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def _run(self) -> None:
-        while not self._stopped.wait(1.0):
+        while not self._stopped.wait(SAMPLE_S):
             self._upkeep()
             try:
                 orders, effects = self._observer.counts()

@@ -90,6 +90,21 @@ def literal_plan(
     return strikes
 
 
+def survey_plan(faults: Sequence[Fault], *, seed: int, calm_s: float) -> list[Strike]:
+    """Return one strike of each kind, at its longest, with nothing else broken for so long before and after."""
+    dice = random.Random(seed)
+    kinds = sorted({fault.kind for fault in faults})
+    strikes: list[Strike] = []
+    at_s = calm_s
+    for kind in dice.sample(kinds, len(kinds)):
+        fault = dice.choice([fault for fault in faults if fault.kind == kind])
+        strikes.append(
+            Strike(number=len(strikes), at_s=round(at_s, 2), kind=kind, part=fault.part, lasts_s=fault.longest_s)
+        )
+        at_s += fault.longest_s + fault.heals_s + calm_s
+    return strikes
+
+
 def smaller(strikes: Sequence[Strike], fails: Callable[[Sequence[Strike]], bool]) -> list[Strike]:
     """Return fewer strikes with which it still fails: halves, then smaller pieces are left out (delta debugging)."""
     kept = list(strikes)

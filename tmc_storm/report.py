@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,50 +13,70 @@ from typing import Any
 import jinja2
 
 from tmc_storm.judging import KINDS
-from tmc_storm.observing import Sample
+from tmc_storm.observing import SAMPLE_S, Sample
 from tmc_storm.plan import Strike
 from tmc_storm.running import Outcome
 from tmc_storm.weather import Struck
 
-_STALL_S = 1.5  # samples are a second apart
 _SHOWN_FINDINGS = 200
+_AROUND_S = 2 * SAMPLE_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindOfFault:
-    """One line of the table. longest_stall_s: without any progress of any service, while or soon after it struck."""
+    """One line of the table.
+
+    longest_s: how long one of them lasted.  orders_stalled_s, effects_stalled_s: the longest time without an order, or an
+    effect at any service, that began while one of them struck.
+    """
 
     kind: str
     count: int
-    longest_stall_s: float
+    longest_s: float
+    orders_stalled_s: float
+    effects_stalled_s: float
 
 
 def kinds_of(struck: Sequence[Struck], samples: Sequence[Sample]) -> list[KindOfFault]:
-    """Count the strikes by kind, with the longest time without an effect that each saw.
+    """Sum up the strikes by kind. Faults overlap: a stall is charged to all that were under way when it began."""
+    orders = list(_stalls([(sample.at_s, sample.orders) for sample in samples]))
+    effects = list(_stalls([(sample.at_s, sample.effects) for sample in samples]))
+    lines = []
+    for kind in {one.strike.kind for one in struck}:
+        of_kind = [one for one in struck if one.strike.kind == kind]
+        lines.append(
+            KindOfFault(
+                kind=kind,
+                count=len(of_kind),
+                longest_s=round(max(one.ended_s - one.began_s for one in of_kind), 1),
+                orders_stalled_s=_longest(of_kind, orders),
+                effects_stalled_s=_longest(of_kind, effects),
+            )
+        )
+    return sorted(lines, key=lambda line: (-line.effects_stalled_s, line.kind))
 
-    Faults overlap: a stall is charged to all that were under way when it began.
-    """
-    stalls = list(_stalls(samples))
-    longest: dict[str, float] = {}
-    for one in struck:
-        seen = [end - begin for begin, end in stalls if one.began_s - 1 <= begin <= one.ended_s + 1]
-        longest[one.strike.kind] = max([longest.get(one.strike.kind, 0.0), *seen])
-    counts = Counter(one.strike.kind for one in struck)
-    lines = [
-        KindOfFault(kind=kind, count=count, longest_stall_s=round(longest[kind], 1)) for kind, count in counts.items()
+
+def _longest(struck: Sequence[Struck], stalls: Sequence[tuple[float, float]]) -> float:
+    seen = [
+        end - begin
+        for begin, end in stalls
+        for one in struck
+        if one.began_s - _AROUND_S <= begin <= one.ended_s + _AROUND_S
     ]
-    return sorted(lines, key=lambda line: (-line.longest_stall_s, line.kind))
+    return round(max(seen, default=0.0), 1)
 
 
-def _stalls(samples: Sequence[Sample]) -> Iterator[tuple[float, float]]:
-    """Yield when effects stopped and when they went on, in seconds."""
-    since = None
-    for before, after in itertools.pairwise(samples):
-        if after.effects == before.effects:
-            since = before.at_s if since is None else since
-        elif since is not None or after.at_s - before.at_s > _STALL_S:
-            yield before.at_s if since is None else since, after.at_s
+def _stalls(counts: Sequence[tuple[float, int]]) -> Iterator[tuple[float, float]]:
+    """Yield when a count stopped and when it was seen to go on, in seconds. While nobody could count, it had stopped."""
+    since: float | None = None
+    for (before_s, before), (after_s, after) in itertools.pairwise(counts):
+        if after == before or after_s - before_s > 3 * SAMPLE_S:
+            since = before_s if since is None else since
+        elif since is not None:
+            yield since, before_s
             since = None
+    if since is not None:
+        yield since, counts[-1][0]
 
 
 def write(outcome: Outcome, folder: Path) -> None:
@@ -65,6 +84,7 @@ def write(outcome: Outcome, folder: Path) -> None:
     kinds = kinds_of(outcome.struck, outcome.samples)
     options = dataclasses.asdict(outcome.options)
     del options["strikes"], options["host"]  # it has a token
+    options["kind"] = outcome.options.kind.value
     summary = {
         "clean": outcome.is_clean,
         "scene": outcome.options.scene,
@@ -96,7 +116,7 @@ def strikes_of(report: Path) -> list[Strike]:
     """Return the strikes of an earlier run, from its report.json. Raises OSError, ValueError."""
     try:
         return [Strike(**one["strike"]) for one in json.loads(report.read_text())["strikes"]]
-    except (KeyError, TypeError) as exc:
+    except (KeyError, TypeError, json.JSONDecodeError) as exc:
         raise ValueError(f"{report} is no report.json of a storm") from exc
 
 

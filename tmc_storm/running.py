@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from tmc_storm.cast import Cast
@@ -14,7 +15,7 @@ from tmc_storm.eventually import eventually
 from tmc_storm.faults import faults_of, nodes_of
 from tmc_storm.judging import Books, Finding, Relation, is_settled, judge, relations
 from tmc_storm.observing import Observer, Progress, Sample
-from tmc_storm.plan import Strike, literal_plan, random_plan
+from tmc_storm.plan import Fault, Strike, literal_plan, random_plan, survey_plan
 from tmc_storm.scene import Scene
 from tmc_storm.services.ports import free_port
 from tmc_storm.shop import books
@@ -24,20 +25,30 @@ from tmc_storm.world import Form, World
 
 _FIRST_EFFECTS = 20  # before the storm begins: everything works
 _LATE_COPIES_S = 3.0
+_AWAY_S = 5.0  # what the literal form has killed
+_CALM_S = 5.0  # around each fault of a survey
 _LOOK_S = 0.5
+
+
+class Kind(Enum):
+    """Which faults strike. LITERAL: 1 to all nodes are killed at once.  SURVEY: each kind of fault once, alone."""
+
+    RANDOM = "random"
+    LITERAL = "literal"
+    SURVEY = "survey"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What to run. host: a center that runs already, instead of one of this form.
 
-    seconds: of faults.  per_minute: faults.  per_second: orders.  settle_s: after the last fault, until everything must
-    have arrived.  interval_s: kill 1 to all nodes that often, instead of random faults; 0: random ones.  away_s: how long.
-    strikes: these alone, of an earlier run.
+    seconds: of faults.  per_minute: faults, if they are random.  per_second: orders.  settle_s: after the last fault, until
+    everything must have arrived.  interval_s: between the kills of the literal form.  strikes: these alone, of an earlier run.
     """
 
     form: Form = field(default_factory=Form)
     host: Host | None = None
+    kind: Kind = Kind.RANDOM
     seconds: float = 120.0
     seed: int = 1
     per_minute: float = 50.0
@@ -45,8 +56,7 @@ class Options:
     producers: int = 2
     consumers: int = 2
     settle_s: float = 120.0
-    interval_s: float = 0.0
-    away_s: float = 5.0
+    interval_s: float = 180.0
     strikes: Sequence[Strike] | None = None
 
     @property
@@ -132,21 +142,23 @@ def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None
     cast.start()
     eventually(lambda: observer.counts()[1] >= _FIRST_EFFECTS, seconds=60, describe=observer.counts)
     with Progress(observer, upkeep) as progress:
-        faults = nodes_of(scene, cast) if options.interval_s else faults_of(scene, cast)
-        strikes = _plan(options, scene, cast)
-        say(f"seed {options.seed}: {len(strikes)} faults in {options.seconds:.0f} s")
-        struck = Weather(faults, strikes, options.seed).rage(options.seconds)
-        calm_s = progress.now_s
+        faults = nodes_of(scene, cast) if options.kind is Kind.LITERAL else faults_of(scene, cast)
+        strikes = _plan(options, faults)
+        last = max((strike.at_s + strike.lasts_s for strike in strikes), default=0.0)
+        seconds = last + _CALM_S if options.kind is Kind.SURVEY else options.seconds
+        say(f"seed {options.seed}: {len(strikes)} faults in {seconds:.0f} s")
+        began_s = progress.now_s
+        struck = Weather(faults, strikes, options.seed).rage(seconds)
         say("the storm is over; waiting until everything has arrived")
         cast.close_shop()
         found, settled_s = _settle(observer, options.settle_s)
         samples = list(progress.samples)
-    offset_s = calm_s - options.seconds if not struck else calm_s - max(options.seconds, struck[-1].ended_s)
     return Outcome(
         options=options,
         struck=struck,
         samples=[
-            Sample(at_s=sample.at_s - offset_s, orders=sample.orders, effects=sample.effects) for sample in samples
+            Sample(at_s=round(sample.at_s - began_s, 2), orders=sample.orders, effects=sample.effects)
+            for sample in samples
         ],
         findings=judge(found),
         relations=relations(found),
@@ -157,20 +169,18 @@ def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None
     )
 
 
-def _plan(options: Options, scene: Scene, cast: Cast) -> Sequence[Strike]:
+def _plan(options: Options, faults: Sequence[Fault]) -> Sequence[Strike]:
     if options.strikes is not None:
         return options.strikes
-    if options.interval_s:
-        return literal_plan(
-            nodes_of(scene, cast),
-            seed=options.seed,
-            seconds=options.seconds,
-            interval_s=options.interval_s,
-            away_s=options.away_s,
-        )
-    return random_plan(
-        faults_of(scene, cast), seed=options.seed, seconds=options.seconds, per_minute=options.per_minute
-    )
+    match options.kind:
+        case Kind.RANDOM:
+            return random_plan(faults, seed=options.seed, seconds=options.seconds, per_minute=options.per_minute)
+        case Kind.LITERAL:
+            return literal_plan(
+                faults, seed=options.seed, seconds=options.seconds, interval_s=options.interval_s, away_s=_AWAY_S
+            )
+        case Kind.SURVEY:
+            return survey_plan(faults, seed=options.seed, calm_s=_CALM_S)
 
 
 def _settle(observer: Observer, seconds: float) -> tuple[Books, float | None]:

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import TMC
 from tests.support.dose import LONG
+from tmc_storm.operator import Operator
+from tmc_storm.services.ports import free_port
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql, pytest.mark.services, pytest.mark.timeout(1200)]
 
@@ -67,11 +70,38 @@ def test_an_earlier_run_is_repeated(tmp_path: Path) -> None:
     assert first == second != []
 
 
+def test_it_visits_a_center_that_runs_already_and_leaves(tmp_path: Path) -> None:
+    port, check_port = free_port(), free_port()
+    command = [TMC, "dev", "--port", str(port), "--console-port", "-1", "--data", str(tmp_path / "center.db")]
+    with (tmp_path / "center.log").open("wb") as log:
+        center = subprocess.Popen(command, stderr=log)
+    operator = Operator(f"127.0.0.1:{port}", "")
+    try:
+        operator.call("GetOverview")
+        for number, options in enumerate((["--check-address", f"127.0.0.1:{check_port}"], [])):
+            report = tmp_path / f"storm{number}"
+            done = _storm(report, "--minutes", "0.15", "--address", f"127.0.0.1:{port}", *options)
+            assert done.returncode == 0, done.stderr
+            kinds = {
+                line["kind"].partition(":")[0] for line in json.loads((report / "report.json").read_text())["kinds"]
+            }
+            assert kinds <= {"client to server", "producer", "consumer", "operator"}
+            assert all(one.removed_ms for one in operator.call("ListSubscriptions").subscriptions)
+            assert all(one.disabled for one in operator.call("ListApps").apps)
+    finally:
+        operator.close()
+        center.terminate()
+        center.wait()
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["--minimize"], "--minimize needs --repeat REPORT.JSON"),
         (["--literal"], "--literal needs several nodes"),
+        (["--literal", "--survey"], "two kinds of storms"),
+        (["--check-address", "127.0.0.1:1"], "goes with --address"),
+        (["--address", "center.example:50051"], "would travel in the clear"),
         (["--repeat", "nowhere.json"], "--repeat: [Errno 2]"),
         (["--minutes", "0"], "--minutes"),
     ],

@@ -1,0 +1,80 @@
+"""Reports: what is summed up, and what is not in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tmc_storm.judging import Finding, Relation
+from tmc_storm.observing import Sample
+from tmc_storm.plan import Strike
+from tmc_storm.report import kinds_of, strikes_of, write
+from tmc_storm.running import Options, Outcome
+from tmc_storm.visit import Host
+from tmc_storm.weather import Struck
+
+
+def _struck(number: int, kind: str, began_s: float, ended_s: float) -> Struck:
+    strike = Strike(number=number, at_s=began_s, kind=kind, part="server 1", lasts_s=ended_s - began_s)
+    return Struck(strike=strike, began_s=began_s, ended_s=ended_s)
+
+
+STRUCK = [_struck(0, "killed", 10.0, 13.0), _struck(1, "reset", 30.0, 30.0), _struck(2, "killed", 40.0, 41.0)]
+
+
+def _samples() -> list[Sample]:
+    """Orders go on all the time; there is no effect from 10.5 to 16, and nobody could count from 30 to 34."""
+    seconds = [number / 2 for number in range(100) if not 60 < number < 68]
+    return [
+        Sample(at_s=at_s, orders=round(at_s * 10), effects=round(at_s * 10) if not 10.5 <= at_s <= 16 else 105)
+        for at_s in seconds
+    ]
+
+
+def test_a_stall_is_charged_to_what_struck_when_it_began() -> None:
+    lines = {line.kind: line for line in kinds_of(STRUCK, _samples())}
+    killed, reset = lines["killed"], lines["reset"]
+    assert (killed.count, killed.longest_s, killed.orders_stalled_s, killed.effects_stalled_s) == (2, 3.0, 0.0, 5.5)
+    assert (reset.count, reset.longest_s, reset.orders_stalled_s, reset.effects_stalled_s) == (1, 0.0, 4.0, 4.0)
+
+
+def _outcome(*findings: Finding, settled_s: float | None = 2.5) -> Outcome:
+    return Outcome(
+        options=Options(host=Host(address="center:1", token="secret-token")),
+        struck=STRUCK,
+        samples=_samples(),
+        findings=findings,
+        relations=[Relation(app="stock", committed=3, consumed=4, unconfirmed=1)],
+        orders=3,
+        effects=4,
+        settled_s=settled_s,
+        ends={"server 1": [1]},
+    )
+
+
+def test_a_report_says_everything_but_the_token(tmp_path: Path) -> None:
+    write(_outcome(Finding(kind="lost", what="<b>key</b> at stock")), tmp_path)
+    summary, page = json.loads((tmp_path / "report.json").read_text()), (tmp_path / "report.html").read_text()
+    assert (summary["clean"], summary["found"]["lost"], summary["faults"]) == (False, 1, 3)
+    assert "not clean" in page
+    assert "&lt;b&gt;key" in page
+    assert "the center at center:1" in page
+    assert "secret-token" not in page + json.dumps(summary)
+    assert strikes_of(tmp_path / "report.json") == [one.strike for one in STRUCK]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_clean"),
+    [(_outcome(), True), (_outcome(settled_s=None), False), (_outcome(Finding(kind="early", what="")), False)],
+)
+def test_clean_is_nothing_found_and_everything_arrived(outcome: Outcome, is_clean: bool) -> None:
+    assert outcome.is_clean is is_clean
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no json", '{"strikes": [{"strike": {"number": 1}}]}'])
+def test_what_is_no_report_is_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ValueError, match=r"no report\.json of a storm"):
+        strikes_of(tmp_path / "report.json")
