@@ -101,7 +101,8 @@ class Checks:
         """
         self.demand(token)
         answers: dict[int, Answer] = {}
-        of_ledger = [(i, q) for i, q in enumerate(questions) if q.topic not in self._outcomes]
+        # Of a topic with a function, blocks still leave the truth in their ledger, and only the ledger can fence.
+        of_ledger = [(i, q) for i, q in enumerate(questions) if q.ledger_id or q.topic not in self._outcomes]
         if of_ledger and self._ledgers is not None:
             found = self._ledgers.answer([question for _, question in of_ledger], fences=fences)
             if not self._has_said:  # over HTTP: its calls say from now on which ledger it has
