@@ -18,10 +18,10 @@ REPORTS = ROOT / "docs" / "reports"
 HEAD = """\
 # Faults
 
-What happens when something breaks, for each kind of fault that [`tmc storm`](storm.md) makes. `scripts/faults.py` writes this page from
-`scripts/faults.toml` and the reports of surveys, in which each kind strikes once, alone, at three servers, two databases, RabbitMQ
-and Consul. *Stalled* is how long no order was taken, or no service had any effect, from the moment it struck; looked at twice a
-second. The time for which it lasted is part of that.
+What happens when something breaks, for each kind of fault that [`tmc storm`](storm.md) makes. `scripts/faults.py` writes
+this page from `scripts/faults.toml` and the reports of surveys, in which each kind strikes once, alone, at three servers,
+two databases, RabbitMQ and Consul. *Stalled* is how long no order was taken, or no service had any effect, from the moment
+it struck; looked at twice a second. The time for which it lasted is part of that.
 
 """
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import grpc
 import typer
 
 from tmc_cli import fail, say
 from tmc_cli.options import command
 from tmc_cli.target import Target
-from tmc_common.addresses import is_loopback
+from tmc_common.addresses import HostPort, is_loopback
 from tmc_storm.plan import Strike, smaller
-from tmc_storm.report import strikes_of, write
+from tmc_storm.report import options_of, write
 from tmc_storm.running import Kind, Options, Outcome, run
 from tmc_storm.visit import Host
-from tmc_storm.weather import StormBroken
 from tmc_storm.world import Form, Store, missing
 
 app = command()
@@ -52,7 +53,7 @@ def storm(
         bool, typer.Option("--survey", help="Each kind of fault once, alone: how long does it keep services waiting?")
     ] = False,
     repeat: Annotated[
-        Path | None, typer.Option(help="The report.json of an earlier run with the same options: repeat its faults.")
+        Path | None, typer.Option(help="The report.json of an earlier run: the same again, whatever else is given.")
     ] = None,
     minimize: Annotated[
         bool, typer.Option("--minimize", help="With --repeat: leave faults out as long as it still fails.")
@@ -85,21 +86,20 @@ def storm(
     """Break everything around a center while services trade, then compare their books.
 
     Processes are killed, stopped and suspended, connections cut, queues deleted, tables locked. All of it runs on this
-    machine, in processes and a folder of its own. Exit code 0: nothing was lost, invented, doubled, out of order, early
-    or given up; 1: something was.
+    machine, in processes of its own. Exit code 0: nothing was found; 1: something was; 2: the storm could not be run.
     """
     if minimize and repeat is None:
         fail("--minimize needs --repeat REPORT.JSON of a run that failed.")
     if literal and survey:
         fail("--literal and --survey are two kinds of storms: choose one.")
-    if literal and store is Store.SQLITE:
-        fail("--literal needs several nodes: give --store mariadb or postgresql.")
-    form = _form(store, consul=consul, brokers=2 if literal else 1)
-    if not address and (lacking := missing(form)):
-        fail(f"Install first: {', '.join(lacking)}.")
+    host = _host(address, token=token, authority=authority, server_name=server_name, check_address=check_address)
+    if literal and (store is Store.SQLITE or host is not None):
+        fail("--literal needs several nodes of its own: give --store mariadb or postgresql, and no --address.")
+    if literal and minutes * 60 <= interval / 2:
+        fail("No kill in this time: give --literal more --minutes than --interval.")
     chosen = time.time_ns() % 1_000_000 if seed is None else seed
     options = Options(
-        form=form,
+        form=_form(store, consul=consul, brokers=2 if literal else 1),
         kind=Kind.LITERAL if literal else Kind.SURVEY if survey else Kind.RANDOM,
         seconds=minutes * 60,
         seed=chosen,
@@ -108,17 +108,39 @@ def storm(
         producers=4 if literal else 2,
         consumers=4 if literal else 2,
         interval_s=interval,
-        strikes=_earlier(repeat),
-        host=_host(address, token=token, authority=authority, server_name=server_name, check_address=check_address),
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is stopped then, too
-    folder = report or Path(f"storm-{chosen}")
+    if repeat is not None:
+        options = _earlier(repeat)
+    options = dataclasses.replace(options, host=host)
+    if host is None and (lacking := missing(options.form)):
+        fail(f"Install first: {', '.join(lacking)}.")
+    folder = report or Path(f"storm-{options.seed}{'-again' if repeat else ''}")
     if folder.exists() and any(folder.iterdir()):
         fail(f"{folder} is not empty: name another folder with --report.")
-    outcome = _minimized(options, folder) if minimize else _run(options, folder)
-    say(_sentence(outcome, folder))
+    for number in _INTERRUPTS:
+        signal.signal(number, _interrupt)
+    try:
+        outcome = _minimized(options, folder) if minimize else _run(options, folder)
+    except KeyboardInterrupt:
+        fail("Interrupted; everything is stopped.", code=130)
+    except _Failed as exc:
+        fail(exc)
     if not outcome.is_clean:
         raise SystemExit(1)
+
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _interrupt(*_: object) -> None:
+    """Stop everything, and let nothing interrupt that."""
+    for number in _INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class _Failed(Exception):
+    """The storm could not be run, so it says nothing about the center."""
 
 
 def _host(address: str, *, token: str, authority: str, server_name: str, check_address: str) -> Host | None:
@@ -129,6 +151,10 @@ def _host(address: str, *, token: str, authority: str, server_name: str, check_a
     Target(address=address, authority=authority, server_name=server_name).check()
     if not authority and not is_loopback(address):
         fail("Keys and the token would travel in the clear: give --authority CA.pem (TMC_CA).")
+    try:
+        HostPort.parse(check_address or address)
+    except ValueError:
+        fail(f"--check-address {check_address!r} is no address: give host:port.")
     return Host(address=address, token=token, authority=authority, server_name=server_name, check_address=check_address)
 
 
@@ -138,45 +164,60 @@ def _form(store: Store, *, consul: bool, brokers: int) -> Form:
     return Form(store=store, delivery="rabbitmq", servers=3, databases=2, brokers=brokers, consul=consul)
 
 
-def _earlier(repeat: Path | None) -> Sequence[Strike] | None:
-    if repeat is None:
-        return None
+def _earlier(repeat: Path) -> Options:
     try:
-        return strikes_of(repeat)
+        options = options_of(repeat)
     except (OSError, ValueError) as exc:
         fail(f"--repeat: {exc}")
+    if not options.strikes:
+        fail(f"--repeat: there is no fault in {repeat}.")
+    return options
 
 
 def _run(options: Options, folder: Path) -> Outcome:
+    """Run a storm, write its report, and say what came of it. Raises _Failed."""
     try:
         outcome = run(options, folder / "run", say)
-    except KeyboardInterrupt:
-        fail("Interrupted; everything is stopped.", code=130)
-    except (StormBroken, TimeoutError, OSError, RuntimeError) as exc:
-        fail(f"The storm itself failed, which says nothing about the center: {exc}\nLogs are in {folder}/run.")
+    except Exception as exc:
+        why = exc.details() if isinstance(exc, grpc.RpcError) else exc
+        raise _Failed(
+            f"The storm itself failed, which says nothing about the center: {type(exc).__name__}: {why}\n"
+            f"Logs are in {folder}/run."
+        ) from exc
     write(outcome, folder)
+    say(_sentence(outcome, folder))
     return outcome
 
 
 def _minimized(options: Options, folder: Path) -> Outcome:
-    """Return the outcome of the smallest run that failed; its report is in a folder of its own, as are all others."""
-    failed = [_run(options, folder / "0")]
+    """Return the outcome of the smallest run that failed. The report of each run is in a folder of its own."""
+    runs = itertools.count(1)
+    failed = [_run(options, folder / "all")]
+    if failed[0].is_clean:
+        say("It did not fail again: nothing to leave out.")
+        return failed[0]
 
     def fails(strikes: Sequence[Strike]) -> bool:
-        outcome = _run(dataclasses.replace(options, strikes=strikes), folder / str(len(list(folder.iterdir()))))
+        try:
+            outcome = _run(dataclasses.replace(options, strikes=strikes), folder / f"{next(runs)}-{len(strikes)}")
+        except _Failed as exc:
+            say(exc)
+            return False
         if not outcome.is_clean:
             failed.append(outcome)
         return not outcome.is_clean
 
-    if not failed[0].is_clean:
-        smallest = smaller(options.strikes or (), fails)
-        say("It fails with: " + "; ".join(f"{one.kind} ({one.part}) at {one.at_s} s" for one in smallest))
+    smallest = smaller(options.strikes or (), fails)
+    say(
+        "It fails with: "
+        + ("; ".join(f"{one.kind} ({one.part}) at {one.at_s} s" for one in smallest) or "no fault at all")
+    )
     return failed[-1]
 
 
 def _sentence(outcome: Outcome, folder: Path) -> str:
     arrived = (
-        f"settled {outcome.settled_s:.0f} s after the last fault"
+        f"settled {outcome.settled_s:.0f} s after closing time"
         if outcome.settled_s is not None
         else "NOT everything arrived"
     )

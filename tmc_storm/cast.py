@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,12 @@ from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_storm.scene import Scene
 from tmc_storm.services.program import Program
 from tmc_storm.shop import books
-from tmc_storm.shop.settings import CLOSING_TIME, SETTINGS, ShopSettings
+from tmc_storm.shop.settings import CLOSING_TIME, SETTINGS, ShopSettings, closed_file
 
 _RETRY = types_pb2.RetryPolicy(interval_ms=500, max_retry=3)
 """Of deliveries and checks: over after three seconds, before many outages of a storm."""
 _TRANSACTION_MS = 3000
+_ACTIVATION_MS = 5000  # a registration counts that much later, by default
 
 
 class Cast:
@@ -49,8 +51,10 @@ class Cast:
         call = self._scene.operator.call
         if key := str(call("RegisterApp", id=app).key):
             return key
-        call("EnableApp", id=app, reason="a storm")
-        return str(call("AddAppKey", id=app, replace_newest=True).key)
+        call("EnableApp", id=app, reason="tmc storm")
+        key = str(call("AddAppKey", id=app, replace_newest=True).key)
+        call("DropOldAppKey", id=app)  # of an earlier storm
+        return key
 
     def _register_topics(self, check_addresses: Sequence[str]) -> None:
         call = self._scene.operator.call
@@ -69,9 +73,12 @@ class Cast:
                 address = check_addresses[0] if len(check_addresses) == 1 else ""  # several: those that discovery knows
                 target = admin_pb2.CheckTarget(kind="grpc", address=address, deadline_ms=1000)
                 call("SetTopicCheck", topic=topic, targets=[target], retry=_RETRY, untried=True)
-        for app, topics in books.SUBSCRIPTIONS.items():
-            for topic in topics:
-                call("RegisterSubscription", topic=topic, app=app, retry=_RETRY)
+        effective_ms = [
+            call("RegisterSubscription", topic=topic, app=app, retry=_RETRY).effective_ms
+            for app, topics in books.SUBSCRIPTIONS.items()
+            for topic in topics
+        ]
+        self.since_ms = min(effective_ms) - _ACTIVATION_MS
 
     def _producer(self, number: int, check_address: str, per_second: float, seed: int) -> Program:
         name = f"producer-{number}"
@@ -104,7 +111,9 @@ class Cast:
             folder=str(self._scene.folder),
         )
         command = [sys.executable, "-m", "tmc_cli", "consume", "tmc_storm.shop.consumer:consumer"]
-        return Program(f"consumer {number}", command, {SETTINGS: str(settings.write())}, self._log(name))
+        broker = {each: value for each, value in os.environ.items() if each.startswith("TMC_BROKER_")}
+        environment = broker | {SETTINGS: str(settings.write())}
+        return Program(f"consumer {number}", command, environment, self._log(name))
 
     def _log(self, name: str) -> Path:
         return self._scene.folder / f"{name}.log"
@@ -118,10 +127,15 @@ class Cast:
         """Take no further orders; those that were begun are finished, and checks answered."""
         (self._scene.folder / CLOSING_TIME).touch()
 
+    def unfinished(self) -> list[str]:
+        """Return the producers that have not finished yet, after closing time."""
+        names = [producer.name.replace(" ", "-") for producer in self.producers]
+        return [name for name in names if not closed_file(self._scene.folder, name).exists()]
+
     def stop(self) -> None:
-        """End all processes."""
+        """End all processes; they finish what they have begun."""
         for program in self.programs:
-            program.kill()
+            program.stop(seconds=15)
 
 
 def database_of(app: str) -> str:

@@ -34,8 +34,8 @@ def faults_of(scene: Scene, cast: Cast) -> list[Fault]:
             found.append(_clock_wrong(scene, server))
     for program in cast.producers:
         faults = _of_program(program, "producer", longest_s=4.0, heals_s=2.0, weight=0.5)
-        # what a killed one leaves undecided would stay so
-        found += faults if scene.has_checks else [fault for fault in faults if not fault.kind.endswith("killed")]
+        # what one that ends leaves undecided would stay so
+        found += faults if scene.has_checks else [fault for fault in faults if fault.kind.endswith("suspended")]
     for program in cast.consumers:
         found += _of_program(program, "consumer", longest_s=4.0, heals_s=2.0, weight=0.5)
     for number, database in enumerate(scene.databases):
@@ -147,7 +147,12 @@ def _disk_full(server: Program) -> Fault:
     def begin(_: random.Random) -> Ending:
         limited, usual = server.pid, resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(limited, resource.RLIMIT_FSIZE, (4096, usual[1]))
-        return lambda: resource.prlimit(limited, resource.RLIMIT_FSIZE, usual)
+
+        def end() -> None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended over it
+                resource.prlimit(limited, resource.RLIMIT_FSIZE, usual)
+
+        return end
 
     return Fault(kind="database: disk full", part=server.name, begin=begin, longest_s=3.0)
 
@@ -242,8 +247,10 @@ def _read_only(server: DatabaseServer) -> Iterator[None]:
             "SELECT pg_reload_conf()",
         ]
     _run(server, on)
-    yield
-    _run(server, off)
+    try:
+        yield
+    finally:
+        _run(server, off)
 
 
 @contextlib.contextmanager
@@ -255,9 +262,11 @@ def _few_connections(server: DatabaseServer) -> Iterator[None]:
         else:
             on, off = "ALTER DATABASE tmc CONNECTION LIMIT 3", "ALTER DATABASE tmc CONNECTION LIMIT -1"
         connection.exec_driver_sql(on)
-        _kill_on(connection)
-        yield
-        connection.exec_driver_sql(off)
+        try:
+            _kill_on(connection)
+            yield
+        finally:
+            connection.exec_driver_sql(off)
 
 
 def _run(server: DatabaseServer, statements: list[str]) -> None:
@@ -282,8 +291,7 @@ def _table_locked(server: DatabaseServer, dice: random.Random) -> Iterator[None]
 def _rows_locked(server: DatabaseServer, dice: random.Random) -> Iterator[None]:
     with administrator(server, "tmc") as connection:
         connection.exec_driver_sql("BEGIN")
-        for _ in range(4):
-            connection.exec_driver_sql(f"SELECT * FROM {_table(connection, dice)} LIMIT 200 FOR UPDATE")
+        connection.exec_driver_sql(f"SELECT * FROM {_table(connection, dice)} LIMIT 500 FOR UPDATE")
         yield
 
 

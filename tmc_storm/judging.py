@@ -22,12 +22,16 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What a handler did. number: within its order key, which is empty for messages in no order."""
+    """What a handler did.
+
+    number: within its order key, which is empty for messages in no order.  is_intact: topic, key and body were what was sent.
+    """
 
     key: str
     order_key: str
     number: int
     at_ms: int
+    is_intact: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,8 @@ class Books:
     effects: of each subscriber, in their order.  topics: that it subscribes to.
     refused, failed: ids of messages, per subscriber, that a handler refused for good, and that the center calls FAILED.
     undecided, check_failed: ids of messages that the center has not decided yet, or asks a human to decide.
+    open: ids of messages that it will deliver again, or that wait for their turn.
+    unavailable: what did not work after the storm.  crashed: programs that ended though nothing had been done to them.
     """
 
     sent: Mapping[str, Sent]
@@ -57,6 +63,9 @@ class Books:
     failed: Mapping[str, Collection[str]] = field(default_factory=dict)
     undecided: Collection[str] = ()
     check_failed: Collection[str] = ()
+    open: Collection[str] = ()
+    unavailable: Sequence[str] = ()
+    crashed: Sequence[str] = ()
     answers: Sequence[Answer] = ()
 
     def wanted(self, app: str) -> set[str]:
@@ -72,27 +81,47 @@ class Finding:
     what: str
 
 
-KINDS = ("lost", "ghost", "doubled", "out of order", "early", "human work", "wrong answer")
+KINDS = (
+    "lost",
+    "ghost",
+    "doubled",
+    "altered",
+    "out of order",
+    "early",
+    "unfinished",
+    "human work",
+    "wrong answer",
+    "not available",
+    "crashed",
+)
 """What the center promises: nothing of these, whatever breaks."""
 
 
 def is_settled(books: Books) -> bool:
     """Return whether everything is decided and has arrived that must, and what handlers refused is FAILED."""
-    return not books.undecided and all(
-        not books.wanted(app) - {effect.key for effect in books.effects[app]}
-        and set(books.refused.get(app, ())) <= set(books.failed.get(app, ()))
-        for app in books.topics
+    return (
+        not books.undecided
+        and not books.open
+        and all(
+            not books.wanted(app) - {effect.key for effect in books.effects[app]}
+            and set(books.refused.get(app, ())) <= set(books.failed.get(app, ()))
+            for app in books.topics
+        )
     )
 
 
 def judge(books: Books) -> list[Finding]:
-    """Compare the books of a world that has settled."""
+    """Compare the books of a world that has settled, or makes no progress any more."""
     found: list[Finding] = []
     for app, effects in books.effects.items():
         found += _of_subscriber(books, app, effects)
         for message_id in sorted(set(books.failed.get(app, ())) - set(books.refused.get(app, ()))):
             found.append(Finding(kind="human work", what=f"{message_id} is FAILED at {app}, and no handler refused it"))
     found += [Finding(kind="human work", what=f"{message_id} is CHECK_FAILED") for message_id in books.check_failed]
+    found += [Finding(kind="unfinished", what=f"{message_id} is undecided") for message_id in books.undecided]
+    found += [Finding(kind="unfinished", what=f"{message_id} is still to be delivered") for message_id in books.open]
+    found += [Finding(kind="not available", what=what) for what in books.unavailable]
+    found += [Finding(kind="crashed", what=what) for what in books.crashed]
     for answer in books.answers:
         if answer.error not in USUAL_ANSWERS:
             found.append(Finding(kind="wrong answer", what=f"{answer.key}: {answer.error}: {answer.text}"))
@@ -105,15 +134,16 @@ def _of_subscriber(books: Books, app: str, effects: Sequence[Effect]) -> list[Fi
     wanted = books.wanted(app)
     for key in sorted(wanted - counts.keys()):
         found.append(Finding(kind="lost", what=f"{key} at {app}"))
-    for key in sorted(counts.keys() - wanted - set(books.begun)):
+    for key in sorted(counts.keys() - wanted - (set(books.begun) - books.sent.keys())):
         found.append(Finding(kind="ghost", what=f"{key} at {app}"))
+    found += [Finding(kind="altered", what=f"{effect.key} at {app}") for effect in effects if not effect.is_intact]
     for key, count in counts.items():
         if count > 1:
             found.append(Finding(kind="doubled", what=f"{key} at {app}: {count} effects"))
     last: defaultdict[str, int] = defaultdict(int)
     for effect in effects:
         if effect.order_key:
-            if effect.number <= last[effect.order_key]:
+            if effect.number < last[effect.order_key]:
                 found.append(Finding(kind="out of order", what=f"{effect.key} at {app} after {last[effect.order_key]}"))
             last[effect.order_key] = effect.number
         sent = books.sent.get(effect.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from tmc_storm.scene import Scene
 from tmc_storm.shop import books
 
 SAMPLE_S = 0.5
-_CLOCKS_MS = 2000  # between ours and the center's; an earlier storm ended before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +32,10 @@ class Sample:
 class Observer:
     """Reads what the services wrote down."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, since_ms: int) -> None:
+        """since_ms: of the center's clock: what was made before is of an earlier storm."""
         self._scene = scene
-        self._since_ms = round(time.time() * 1000) - _CLOCKS_MS
+        self._since_ms = since_ms
         self._engines = {
             name: sa.create_engine(scene.business_url(name, direct=True), poolclass=sa.NullPool)
             for name in ("orders", "stock", "mail")
@@ -45,6 +45,15 @@ class Observer:
         """Return how many orders and effects there are. Raises sqlalchemy.exc.SQLAlchemyError: their database is away."""
         orders = self._count("orders", books.sent)
         return orders, sum(self._count(database_of(app), books.effect) for app in books.SUBSCRIPTIONS)
+
+    def last_order(self) -> int:
+        """Return the number of the newest order."""
+        return int(self._rows("orders", sa.select(sa.func.coalesce(sa.func.max(books.sent.c.id), 0)))[0][0])
+
+    def orders_after(self, number: int) -> list[str]:
+        """Return the keys of newer orders."""
+        column = books.sent.c
+        return [key for (key,) in self._rows("orders", sa.select(column.message_key).where(column.id > number))]
 
     def _count(self, name: str, table: sa.Table) -> int:
         return int(self._rows(name, sa.select(sa.func.count()).select_from(table))[0][0])
@@ -56,6 +65,15 @@ class Observer:
     def books(self) -> Books:
         """Return all the books."""
         sent, begun = books.sent.c, books.begun.c
+        # First what came of it, then what was begun: what happens between the two looks is not settled, and no finding.
+        effects = {app: self._effects(app) for app in books.SUBSCRIPTIONS}
+        failed = self._consumptions(types_pb2.CONSUMPTION_STATE_FAILED)
+        opened = [
+            message_id
+            for state in (types_pb2.CONSUMPTION_STATE_SCHEDULED, types_pb2.CONSUMPTION_STATE_WAITING)
+            for message_ids in self._consumptions(state).values()
+            for message_id in message_ids
+        ]
         return Books(
             sent={
                 key: Sent(topic=topic, is_refused=bool(is_refused), due_ms=due_ms)
@@ -64,26 +82,26 @@ class Observer:
                 )
             },
             begun={key for (key,) in self._rows("orders", sa.select(begun.message_key))},
-            effects={app: self._effects(app) for app in books.SUBSCRIPTIONS},
+            effects=effects,
             topics=books.SUBSCRIPTIONS,
             refused={app: self._lines(f"{app}.refused") for app in books.SUBSCRIPTIONS},
-            failed=self._failed(),
+            failed=failed,
+            open=opened,
             undecided=self._messages(types_pb2.MESSAGE_STATE_PREPARED),
             check_failed=self._messages(types_pb2.MESSAGE_STATE_CHECK_FAILED),
             answers=self._answers(),
         )
 
-    def _failed(self) -> dict[str, set[str]]:
-        """Return the ids of what is FAILED, by subscriber."""
-        failed: dict[str, set[str]] = {app: set() for app in books.SUBSCRIPTIONS}
-        state = types_pb2.CONSUMPTION_STATE_FAILED
+    def _consumptions(self, state: types_pb2.ConsumptionState) -> dict[str, set[str]]:
+        """Return the ids of the messages whose deliveries are in this state, by subscriber."""
+        found: dict[str, set[str]] = {app: set() for app in books.SUBSCRIPTIONS}
         for topic in books.TOPICS:
             for page in self._scene.operator.pages(
                 "ListConsumptions", topic=topic, state=state, from_ms=self._since_ms
             ):
                 for one in page.consumptions:
-                    failed[one.app].add(one.message_id)
-        return failed
+                    found[one.app].add(one.message_id)
+        return found
 
     def _messages(self, state: types_pb2.MessageState) -> list[str]:
         """Return the ids of the messages in this state."""
@@ -96,10 +114,16 @@ class Observer:
 
     def _effects(self, app: str) -> list[Effect]:
         column = books.effect.c
-        query = sa.select(column.message_key, column.order_key, column.number, column.at_ms).order_by(column.id)
+        query = sa.select(books.effect).order_by(column.id)
         return [
-            Effect(key=key, order_key=order_key, number=number, at_ms=at_ms)
-            for key, order_key, number, at_ms in self._rows(database_of(app), query)
+            Effect(
+                key=row.message_key,
+                order_key=row.order_key,
+                number=row.number,
+                at_ms=row.at_ms,
+                is_intact=bool(row.is_intact),
+            )
+            for row in self._rows(database_of(app), query)
         ]
 
     def _lines(self, name: str) -> list[str]:
@@ -119,11 +143,10 @@ class Observer:
 
 
 class Progress:
-    """Takes a sample twice a second, in a thread of its own, and calls `upkeep` as often."""
+    """Takes a sample twice a second, in a thread of its own."""
 
-    def __init__(self, observer: Observer, upkeep: Callable[[], None]) -> None:
+    def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._upkeep = upkeep
         self._began = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -143,7 +166,6 @@ class Progress:
 
     def _run(self) -> None:
         while not self._stopped.wait(SAMPLE_S):
-            self._upkeep()
             try:
                 orders, effects = self._observer.counts()
             except sa.exc.SQLAlchemyError:

@@ -13,6 +13,7 @@ from tmc_common.protocol import admin_pb2
 
 _SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 _IN_TURN = [("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1)]
+_PAUSE_S = 0.2
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -56,6 +57,7 @@ class Operator:
             except grpc.RpcError as exc:
                 if exc.code() not in _AGAIN or time.monotonic() > end:
                     raise
+            time.sleep(_PAUSE_S)
 
     def pages(self, rpc: str, **fields: Any) -> Iterator[Any]:
         """Yield the pages of a list."""

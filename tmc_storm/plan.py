@@ -107,6 +107,8 @@ def survey_plan(faults: Sequence[Fault], *, seed: int, calm_s: float) -> list[St
 
 def smaller(strikes: Sequence[Strike], fails: Callable[[Sequence[Strike]], bool]) -> list[Strike]:
     """Return fewer strikes with which it still fails: halves, then smaller pieces are left out (delta debugging)."""
+    if fails([]):
+        return []
     kept = list(strikes)
     pieces = 2
     while len(kept) >= 2:

@@ -15,8 +15,9 @@ import jinja2
 from tmc_storm.judging import KINDS
 from tmc_storm.observing import SAMPLE_S, Sample
 from tmc_storm.plan import Strike
-from tmc_storm.running import Outcome
+from tmc_storm.running import Kind, Options, Outcome
 from tmc_storm.weather import Struck
+from tmc_storm.world import Form, Store
 
 _SHOWN_FINDINGS = 200
 _AROUND_S = 2 * SAMPLE_S
@@ -97,6 +98,7 @@ def write(outcome: Outcome, folder: Path) -> None:
         "found": {kind: sum(one.kind == kind for one in outcome.findings) for kind in KINDS},
         "findings": [dataclasses.asdict(one) for one in outcome.findings[:_SHOWN_FINDINGS]],
         "relations": [dataclasses.asdict(one) | {"holds": one.holds} for one in outcome.relations],
+        "missed": list(outcome.missed),
         "ends": outcome.ends,
         "strikes": [dataclasses.asdict(one) for one in outcome.struck],
         "samples": [dataclasses.asdict(one) for one in outcome.samples],
@@ -112,12 +114,20 @@ def write(outcome: Outcome, folder: Path) -> None:
     (folder / "report.html").write_text(page)
 
 
-def strikes_of(report: Path) -> list[Strike]:
-    """Return the strikes of an earlier run, from its report.json. Raises OSError, ValueError."""
+def options_of(report: Path) -> Options:
+    """Return the options of an earlier run with the strikes that it made, from its report.json. Raises OSError, ValueError."""
     try:
-        return [Strike(**one["strike"]) for one in json.loads(report.read_text())["strikes"]]
-    except (KeyError, TypeError, json.JSONDecodeError) as exc:
-        raise ValueError(f"{report} is no report.json of a storm") from exc
+        found = json.loads(report.read_text())
+        options = found["options"]
+        form = options.pop("form")
+        return Options(
+            form=Form(**form | {"store": Store(form["store"])}),
+            kind=Kind(options.pop("kind")),
+            strikes=[Strike(**one["strike"]) for one in found["strikes"]],
+            **options,
+        )
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ValueError(f"{report} is no report.json of this version") from exc
 
 
 class _Timeline:

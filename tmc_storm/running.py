@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+
+import grpc
 
 from tmc_storm.cast import Cast
 from tmc_storm.eventually import eventually
@@ -18,9 +20,11 @@ from tmc_storm.observing import Observer, Progress, Sample
 from tmc_storm.plan import Fault, Strike, literal_plan, random_plan, survey_plan
 from tmc_storm.scene import Scene
 from tmc_storm.services.ports import free_port
+from tmc_storm.services.program import Supervisor
 from tmc_storm.shop import books
+from tmc_storm.shop.settings import WAYS
 from tmc_storm.visit import Host, Visit
-from tmc_storm.weather import Struck, Weather
+from tmc_storm.weather import StormBroken, Struck, Weather
 from tmc_storm.world import Form, World
 
 _FIRST_EFFECTS = 20  # before the storm begins: everything works
@@ -55,7 +59,7 @@ class Options:
     per_second: float = 40.0
     producers: int = 2
     consumers: int = 2
-    settle_s: float = 120.0
+    settle_s: float = 60.0
     interval_s: float = 180.0
     strikes: Sequence[Strike] | None = None
 
@@ -76,11 +80,13 @@ class Options:
 class Outcome:
     """What came of a run.
 
-    settled_s: from the last fault until everything had arrived; None: it did not.  ends: programs that ended by themselves.
+    missed: faults that could not be made.  settled_s: from closing time until everything had arrived; None: it did not.
+    ends: exit codes of programs that ended by themselves.
     """
 
     options: Options
     struck: Sequence[Struck]
+    missed: Sequence[str]
     samples: Sequence[Sample]
     findings: Sequence[Finding]
     relations: Sequence[Relation]
@@ -98,14 +104,11 @@ class Outcome:
         return Counter(one.strike.kind for one in self.struck)
 
 
-def run(options: Options, folder: Path | None, say: Callable[[str], None]) -> Outcome:
-    """Run a storm. folder: for databases and logs, new or empty; None: a temporary one.
+def run(options: Options, folder: Path, say: Callable[[str], None]) -> Outcome:
+    """Run a storm. folder: for the services' books and the logs, new or empty.
 
-    Raises StormBroken, TimeoutError: the run says nothing about the center.
+    Raises StormBroken, TimeoutError, grpc.RpcError: the run says nothing about the center.
     """
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="tmc-storm-") as made:
-            return run(options, Path(made), say)
     folder.mkdir(parents=True, exist_ok=True)
     scene: Scene
     if options.host is None:
@@ -132,41 +135,77 @@ def run(options: Options, folder: Path | None, say: Callable[[str], None]) -> Ou
 
 
 def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None]) -> Outcome:
-    observer = Observer(scene)
+    observer = Observer(scene, cast.since_ms)
     programs = [*scene.servers, *cast.programs]
-
-    def upkeep() -> None:
-        for program in programs:
-            program.watch()
-
     cast.start()
     eventually(lambda: observer.counts()[1] >= _FIRST_EFFECTS, seconds=60, describe=observer.counts)
-    with Progress(observer, upkeep) as progress:
+    with Supervisor(programs), Progress(observer) as progress:
         faults = nodes_of(scene, cast) if options.kind is Kind.LITERAL else faults_of(scene, cast)
         strikes = _plan(options, faults)
         last = max((strike.at_s + strike.lasts_s for strike in strikes), default=0.0)
         seconds = last + _CALM_S if options.kind is Kind.SURVEY else options.seconds
         say(f"seed {options.seed}: {len(strikes)} faults in {seconds:.0f} s")
+        weather = Weather(faults, strikes, options.seed)
         began_s = progress.now_s
-        struck = Weather(faults, strikes, options.seed).rage(seconds)
-        say("the storm is over; waiting until everything has arrived")
+        struck = weather.rage(seconds)
+        if strikes and not struck:
+            raise StormBroken("no fault struck: give it more time")
+        say("the storm is over: waiting until everything works again and has arrived")
+        unavailable = [
+            f"{missed.strike.kind}: {missed.why}" for missed in weather.missed if isinstance(missed.why, grpc.RpcError)
+        ]
+        unavailable += _not_back(observer, cast, options.settle_s)
         cast.close_shop()
+        unavailable += _not_finished(cast, options.settle_s)
         found, settled_s = _settle(observer, options.settle_s)
         samples = list(progress.samples)
+    books_of_all = dataclasses.replace(found, unavailable=unavailable, crashed=_crashed(scene, cast))
     return Outcome(
         options=options,
         struck=struck,
+        missed=[f"{missed.strike.kind} at {missed.strike.part}: {missed.why}" for missed in weather.missed],
         samples=[
             Sample(at_s=round(sample.at_s - began_s, 2), orders=sample.orders, effects=sample.effects)
             for sample in samples
         ],
-        findings=judge(found),
+        findings=judge(books_of_all),
         relations=relations(found),
         orders=len(found.sent),
         effects=sum(map(len, found.effects.values())),
         settled_s=settled_s,
         ends={program.name: program.ends for program in programs if program.ends},
     )
+
+
+def _not_back(observer: Observer, cast: Cast, seconds: float) -> list[str]:
+    """Wait until each producer has sent something in each way, with nothing broken. Returns: what did not work."""
+    since = observer.last_order()
+    missing = {(producer.name.replace(" ", "-"), way) for producer in cast.producers for way in WAYS}
+    end = time.monotonic() + seconds
+    while missing and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+        for key in observer.orders_after(since):
+            name, _, way, *_ = key.split(".")
+            missing.discard((name, way))
+    return [f"{name} could send nothing by {way} after the storm" for name, way in sorted(missing)]
+
+
+def _not_finished(cast: Cast, seconds: float) -> list[str]:
+    """Wait until all producers have finished what they had begun. Returns: what is unfinished."""
+    try:
+        eventually(lambda: not cast.unfinished(), seconds=seconds)
+    except TimeoutError:
+        return [f"{name} waits for an answer to what it had begun" for name in cast.unfinished()]
+    return []
+
+
+def _crashed(scene: Scene, cast: Cast) -> list[str]:
+    """Return which programs ended by themselves. A server may: it does when it starts while its database is away."""
+    signals = [(server, code) for server in scene.servers for code in server.ends if code < 0]
+    return [
+        f"{program.name}: exit code {code}"
+        for program, code in signals + [(program, code) for program in cast.programs for code in program.ends]
+    ]
 
 
 def _plan(options: Options, faults: Sequence[Fault]) -> Sequence[Strike]:
@@ -184,19 +223,23 @@ def _plan(options: Options, faults: Sequence[Fault]) -> Sequence[Strike]:
 
 
 def _settle(observer: Observer, seconds: float) -> tuple[Books, float | None]:
-    """Wait until everything has arrived, and still has a moment later.
+    """Wait until everything has arrived and still has a moment later, or there was no progress for so many seconds.
 
     Returns: the books, and after how many seconds everything had arrived; None, it did not.
     """
-    began = time.monotonic()
+    began = progressed = time.monotonic()
+    progress = 0
     while True:
         arrived_s = time.monotonic() - began
         found = observer.books()
         if is_settled(found):
-            time.sleep(_LATE_COPIES_S)  # a second copy would show, and an order that was under way
+            time.sleep(_LATE_COPIES_S)  # a second copy would show
             found = observer.books()
             if is_settled(found):
                 return found, arrived_s
-        if time.monotonic() - began > seconds:
+        arrived = sum(map(len, (*found.effects.values(), *found.failed.values())))
+        if arrived != progress:
+            progress, progressed = arrived, time.monotonic()
+        if time.monotonic() - progressed > seconds:
             return found, None
         time.sleep(_LOOK_S)

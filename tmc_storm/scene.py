@@ -18,6 +18,7 @@ from tmc_storm.services.rabbitmq import RabbitMQ
 from tmc_storm.tcp_proxy import TcpProxy
 
 DatabaseServer = MariaDB | PostgreSQL
+_LOCK_S = 10  # how long an administrator waits for a lock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,4 +101,7 @@ def administrator(server: DatabaseServer, database: str = "") -> Iterator[sa.Con
     name = database or ("mysql" if isinstance(server, MariaDB) else "postgres")
     engine = sa.create_engine(server.url(name), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with engine.connect() as connection:
+        connection.exec_driver_sql(
+            f"SET lock_wait_timeout = {_LOCK_S}" if isinstance(server, MariaDB) else f"SET lock_timeout = '{_LOCK_S}s'"
+        )
         yield connection

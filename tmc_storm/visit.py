@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -11,6 +11,8 @@ from tmc_common.addresses import HostPort
 from tmc_storm.operator import Operator
 from tmc_storm.scene import Scene
 from tmc_storm.shop import books
+
+_REASON = "tmc storm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class Host:
     """
 
     address: str
-    token: str = ""
+    token: str = field(default="", repr=False)
     authority: str = ""
     server_name: str = ""
     check_address: str = ""
@@ -42,19 +44,27 @@ class Visit(Scene):
         credentials = grpc.ssl_channel_credentials(Path(host.authority).read_bytes()) if host.authority else None
         self.operator = Operator(host.address, host.token, credentials=credentials, server_name=host.server_name)
         self._open.callback(self.operator.close)
+        self.operator.call("GetOverview", seconds=10)
+        self._tidy()
         self._open.callback(self._leave)
 
     @property
     def addresses(self) -> str:
         return self._proxy.address
 
-    def _leave(self) -> None:
-        """Remove our subscriptions, and disable our apps; their messages go when the center's retention removes them."""
+    def _tidy(self) -> None:
+        """Remove our subscriptions, and resume our topics: a storm that was killed may have left both."""
         for app, topics in books.SUBSCRIPTIONS.items():
             for topic in topics:
                 self._try("RemoveSubscription", topic=topic, app=app)
+        for topic in books.TOPICS:
+            self._try("ResumeTopic", name=topic, reason=_REASON)
+
+    def _leave(self) -> None:
+        """Disable our apps, too; their messages go when the center's retention removes them."""
+        self._tidy()
         for app in (books.ORDERS_APP, *books.SUBSCRIPTIONS):
-            self._try("DisableApp", id=app, reason="the storm is over")
+            self._try("DisableApp", id=app, reason=_REASON)
 
     def _try(self, rpc: str, **fields: str) -> None:
         try:

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import grpc
+
 from tmc_storm.plan import Fault, Strike
 
 log = logging.getLogger(__name__)
@@ -24,8 +26,16 @@ class Struck:
     ended_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Missed:
+    """A strike that could not be made: what it would have broken was broken already, or is slow. why: what was raised."""
+
+    strike: Strike
+    why: Exception
+
+
 class StormBroken(Exception):
-    """A fault could not be made or mended, so the run says nothing about the center."""
+    """A fault could not be mended, so the run says nothing about the center."""
 
 
 class Weather:
@@ -39,6 +49,7 @@ class Weather:
         self._seed = seed
         self._lock = threading.Lock()
         self._struck: list[Struck] = []
+        self.missed: list[Missed] = []
         self._broken: list[str] = []
         self._over = threading.Event()
 
@@ -69,8 +80,16 @@ class Weather:
             begun_s = time.monotonic() - began
             try:
                 end = self._faults[strike.kind, strike.part].begin(random.Random(f"{self._seed} {strike.number}"))
+            except Exception as exc:
+                log.debug("%s at %s", strike.kind, strike.part, exc_info=True)
+                with self._lock:
+                    self.missed.append(Missed(strike=strike, why=exc))
+                continue
+            try:
                 self._over.wait(strike.lasts_s)
                 end()
+            except grpc.RpcError as exc:
+                self.missed.append(Missed(strike=strike, why=exc))
             except Exception as exc:
                 log.debug("%s at %s", strike.kind, strike.part, exc_info=True)
                 self._broken.append(f"{strike.kind} at {strike.part}: {exc!r}")

@@ -150,7 +150,7 @@ ALLOWED["tmc_console"] = {
 }
 ALLOWED["tmc_pytest"] = {"tmc_client"}
 # It judges the center from outside: it must not know the server.
-ALLOWED["tmc_storm"] = {"tmc_client", "tmc_common.amqp", "tmc_common.protocol"}
+ALLOWED["tmc_storm"] = {"tmc_client", "tmc_common.addresses", "tmc_common.amqp", "tmc_common.protocol"}
 ALLOWED["tmc_pipeline"] = {
     "tmc_common.clocks",
     "tmc_client",

@@ -6,12 +6,14 @@ PostgreSQL refuses to run as root: as root it runs as the Debian package's user.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +127,19 @@ class PostgreSQL:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
+        """Send it to all its processes: each backend has a group of its own."""
         assert self.process is not None
-        os.killpg(self.process.pid, number)
+        os.kill(self.process.pid, number)
+        for child in self._children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    def _children(self) -> Iterator[int]:
+        assert self.process is not None
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if int(path.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
+                    yield int(path.parent.name)
 
     def stop(self) -> None:
         end(self.process, signal.SIGINT)  # a fast shutdown: open transactions are rolled back

@@ -9,17 +9,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_RESTART_S = 0.5
+
 
 class Program:
-    """One process and its children. It is started again when it ends by itself, and `ends` counts how often it did.
+    """One process and its children. It is started again when it ends by itself, and `ends` has the exit codes.
 
-    log: where its output goes.  environment: beside that of this process.
+    log: where its output goes.  environment: beside that of this process, of whose settings of a center it gets none.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name = name
         self._command = list(command)
-        self.environment = os.environ | dict(environment)
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("TMC_")}
+        self.environment = ours | dict(environment)
         self._log = log
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,9 +64,9 @@ class Program:
     def _end(self, number: signal.Signals, seconds: float = 30.0) -> None:
         with self._lock:
             self._wanted = False
-            if self._process is None or self._process.poll() is not None:
+            if self._process is None:
                 return
-            self._signal(number)
+            self._signal(number)  # to its children, too, if it has ended by itself
             try:
                 self._process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -83,4 +86,26 @@ class Program:
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
-            return  # it has ended by itself
+            return  # all of them have ended
+
+
+class Supervisor:
+    """Starts programs again that ended by themselves, in a thread of its own."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self._programs = programs
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+
+    def __enter__(self) -> Supervisor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_RESTART_S):
+            for program in self._programs:
+                program.watch()

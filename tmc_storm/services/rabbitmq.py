@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -30,10 +31,12 @@ def _script(name: str) -> str:
 class RabbitMQ:
     """One private broker; guest:guest. `url` is what the center and pika take. home: keep the data there.
 
-    epmd_port: of a port mapper that runs already, so that the nodes of a cluster find each other; 0: its own.
+    epmd_port, cookie: of a node that runs already, so that the nodes of a cluster find each other; 0, "": its own.
     """
 
-    def __init__(self, home: Path | None = None, plugins: Sequence[str] = (), epmd_port: int = 0) -> None:
+    def __init__(
+        self, home: Path | None = None, plugins: Sequence[str] = (), epmd_port: int = 0, cookie: str = ""
+    ) -> None:
         self._keep = home is not None
         self.home = home or Path(tempfile.mkdtemp(prefix="tmc-rabbitmq-"))
         self.home.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,8 @@ class RabbitMQ:
             "RABBITMQ_LOG_BASE": str(self.home / "log"),
             "RABBITMQ_PID_FILE": str(self.home / "pid"),
             "RABBITMQ_CONF_ENV_FILE": str(self.home / "no-env.conf"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none "
+            "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(epmd_port or free_port()),
         }
@@ -72,10 +76,12 @@ class RabbitMQ:
         self._epmd: subprocess.Popen[bytes] | None = None
         if not epmd_port:
             self._epmd = self._start_epmd()
-        cookie = self.home / ".erlang.cookie"
-        if not cookie.exists():
-            cookie.write_text("tmc")
-            cookie.chmod(0o400)
+        kept = self.home / ".erlang.cookie"
+        if not kept.exists():  # who knows it runs programs as this user
+            kept.touch(mode=0o600)
+            kept.write_text(cookie or secrets.token_hex(16))
+            kept.chmod(0o400)
+        self.cookie = kept.read_text()
         self.start()
 
     @property
@@ -127,7 +133,7 @@ class RabbitMQ:
     def control(self, *arguments: str) -> str:
         """Run rabbitmqctl, and return what it printed."""
         command = [_script("rabbitmqctl"), "-n", self.node, *arguments]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{arguments}: {done.returncode}: {done.stderr}{done.stdout}"
         return done.stdout
 
@@ -164,7 +170,7 @@ class RabbitCluster:
 
     def __init__(self, count: int = 3) -> None:
         first = RabbitMQ()
-        self.nodes = [first, *(RabbitMQ(epmd_port=first.epmd_port) for _ in range(count - 1))]
+        self.nodes = [first, *(RabbitMQ(epmd_port=first.epmd_port, cookie=first.cookie) for _ in range(count - 1))]
         for node in self.nodes[1:]:
             node.control("stop_app")
             node.control("join_cluster", first.node)

@@ -7,6 +7,7 @@ may change while it runs. The monotonic clock is right, as it is when somebody s
 from __future__ import annotations
 
 import mmap
+import runpy
 import struct
 import sys
 import time
@@ -28,10 +29,8 @@ def main(file: str, *arguments: str) -> None:
     right, right_ns = time.time, time.time_ns
     time.time = lambda: right() + _OFFSET.unpack(shared[:])[0]
     time.time_ns = lambda: right_ns() + round(_OFFSET.unpack(shared[:])[0] * 1e9)
-    from tmc_cli import main as run  # after the clock was set: modules may import it by name
-
     sys.argv = ["tmc", *arguments]
-    run()
+    runpy.run_module("tmc_cli", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import sqlalchemy as sa
@@ -43,8 +45,24 @@ effect = sa.Table(
     sa.Column("order_key", sa.String(100), nullable=False),  # "": in no order
     sa.Column("number", sa.Integer, nullable=False),  # within its order key, from 1
     sa.Column("at_ms", sa.BigInteger, nullable=False),
+    sa.Column("is_intact", sa.Boolean, nullable=False),  # topic, key and body are what was sent
 )
 """What arrived: written in the transactions of the handlers."""
+
+
+def sealed(topic: str, key: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with a digest over it, its topic and its key."""
+    return content | {"seal": _digest(topic, key, content)}
+
+
+def is_intact(topic: str, key: str, body: dict[str, Any]) -> bool:
+    """Return whether a body is what `sealed` returned for this topic and key."""
+    content = {name: value for name, value in body.items() if name != "seal"}
+    return bool(body.get("seal") == _digest(topic, key, content))
+
+
+def _digest(topic: str, key: str, content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([topic, key, content], sort_keys=True).encode()).hexdigest()
 
 
 def engine_of(url: str) -> sa.Engine:

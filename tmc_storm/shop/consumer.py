@@ -43,6 +43,7 @@ def _put(message: tmc.Message, body: dict[str, Any], session: Session) -> None:
             "order_key": message.order_key,
             "number": body.get("number", 0),
             "at_ms": round(time.time() * 1000),
+            "is_intact": books.is_intact(message.topic, message.key, body),
         },
     )
 

@@ -27,12 +27,13 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tmc_storm.shop import books
-from tmc_storm.shop.settings import CLOSING_TIME, ShopSettings
+from tmc_storm.shop.settings import CLOSING_TIME, WAYS, ShopSettings, closed_file
 
 log = logging.getLogger("tmc_storm.producer")
 
 _PATIENCE = timedelta(seconds=10)
 _FORGOTTEN = ".forgotten"
+_PAUSE_S = 0.2
 
 
 class _ChangedMind(Exception):
@@ -43,11 +44,13 @@ class _ChangedMind(Exception):
 class _Order:
     """key: of its message.  delay_s: 0, none.  is_refused: by its handlers.  is_undone: its transaction, where it has one.
 
-    thinks_s: how long a transaction block waits before its commit.
+    thinks_s: how long a transaction block waits before its commit.  number: within its order key.  text: something to carry.
     """
 
     key: str
     topic: str
+    number: int = 0
+    text: str = ""
     delay_s: int = 0
     is_refused: bool = False
     is_undone: bool = False
@@ -55,7 +58,7 @@ class _Order:
 
     @property
     def body(self) -> dict[str, Any]:
-        return {"refuse": self.is_refused}
+        return books.sealed(self.topic, self.key, {"refuse": self.is_refused, "number": self.number, "text": self.text})
 
     @property
     def delay(self) -> timedelta:
@@ -99,15 +102,20 @@ class Shop:
         threading.Thread(target=self._resume, name="resume", daemon=True).start()
         self._outbox.start()
         work: list[Callable[[_Order], object]] = [self._block, self._block, self._add, self._publish]
-        pace_s = (len(work) + 1) / self._settings.per_second
-        threads = [threading.Thread(target=self._trade, args=(name, pace_s, each)) for name, each in enumerate(work)]
+        pace_s = len(WAYS) / self._settings.per_second
+        threads = [
+            threading.Thread(target=self._trade, args=(way, pace_s, each))
+            for way, each in zip(WAYS, work, strict=False)
+        ]
         threads.append(threading.Thread(target=self._trade_in_order, args=(pace_s,)))
         for thread in threads:
             thread.start()
         closing_time = Path(self._settings.folder) / CLOSING_TIME
-        while not self._stopped.wait(0.2):
+        while not self._stopped.wait(_PAUSE_S):
             if closing_time.exists():
                 self._closed.set()
+            if not any(thread.is_alive() for thread in threads):
+                closed_file(self._settings.folder, self._settings.name).touch()
         for thread in threads:
             thread.join()
         self._outbox.close()
@@ -116,20 +124,23 @@ class Shop:
         """Submit what an earlier process committed; the checks would do it, later."""
         try:
             self._center.resume(self._engine)
-        except (tmc.TmcError, sa.exc.SQLAlchemyError) as exc:
+        except sa.exc.SQLAlchemyError as exc:
             log.warning("resume: %r", exc)
+        except Exception as exc:
+            self._note("resume", exc)
 
-    def _trade(self, name: int, pace_s: float, work: Callable[[_Order], object]) -> None:
-        dice = random.Random(f"{self._settings.seed} {self._settings.name} {name}")
+    def _trade(self, way: str, pace_s: float, work: Callable[[_Order], object]) -> None:
+        dice = random.Random(f"{self._settings.seed} {self._settings.name} {way}")
         number = 0
         while not self._closed.wait(pace_s * dice.uniform(0.5, 1.5)):
             number += 1
             order = _Order(
-                key=f"{self._settings.name}.{self._life}.{name}.{number}",
+                key=f"{self._settings.name}.{self._life}.{way}.{number}",
                 topic=dice.choice((books.PAID, books.SHIPPED)),
                 delay_s=dice.randint(1, 6) if dice.random() < 0.05 else 0,
                 is_refused=dice.random() < 0.01,
                 is_undone=dice.random() < 0.1,
+                text="x" * dice.choice((0, 10, 100, 3000)),
                 thinks_s=dice.uniform(1, 5) if dice.random() < 0.03 else 0.0,
             )
             try:
@@ -137,10 +148,10 @@ class Shop:
                 (self._forget if is_forgotten else work)(order)
             except _ChangedMind:
                 continue
-            except tmc.TmcError as exc:
-                self._note(order.key, exc)
             except sa.exc.SQLAlchemyError as exc:  # an answer of the database; its tables say what is true
                 log.warning("%s: %r", order.key, exc)
+            except Exception as exc:  # whatever the SDK raises is an answer to judge
+                self._note(order.key, exc)
 
     def _block(self, order: _Order) -> None:
         is_slow = order.thinks_s > 0
@@ -181,17 +192,17 @@ class Shop:
             number += 1
             try:
                 self._publish_next(order_key, number)
-            except tmc.TmcError as exc:
+            except Exception as exc:
                 self._note(f"{order_key}.order.{number}", exc)
 
     def _publish_next(self, order_key: str, number: int) -> None:
-        order = _Order(key=f"{order_key}.order.{number}", topic=books.ACCOUNT)
+        order = _Order(key=f"{order_key}.order.{number}", topic=books.ACCOUNT, number=number)
         attempt = tmc.new_attempt_id()
         self._note_begun(order.key)
         self._insist(
             lambda: self._center.publish(
                 order.topic,
-                {"number": number},
+                order.body,
                 key=order.key,
                 order_key=order_key,
                 attempt_id=attempt,
@@ -210,7 +221,7 @@ class Shop:
                 call()
                 return
             except (tmc.Unavailable, tmc.DeadlineExceeded, tmc.Overloaded):
-                self._closed.wait(0.05)
+                time.sleep(_PAUSE_S)
 
     def _insist_on_books(self, table: sa.Table, row: Mapping[str, Any]) -> None:
         while True:
@@ -219,7 +230,7 @@ class Shop:
                     connection.execute(table.insert(), row)
                 return
             except sa.exc.SQLAlchemyError:
-                self._closed.wait(0.2)
+                time.sleep(_PAUSE_S)
 
     def _note(self, key: str, exc: Exception) -> None:
         line = json.dumps({"at_s": time.time(), "key": key, "error": type(exc).__name__, "text": str(exc)[:500]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tmc_client as tmc
@@ -14,6 +14,13 @@ SETTINGS = "TMC_STORM_SETTINGS"
 
 CLOSING_TIME = "closing-time"
 """A file: no orders from now on."""
+WAYS = ("block", "another-block", "outbox", "publish", "order")
+"""Ways in which a producer sends: its keys are NAME.LIFE.WAY.NUMBER."""
+
+
+def closed_file(folder: str | Path, name: str) -> Path:
+    """Return the file that a producer makes when all that it had begun after closing time is finished."""
+    return Path(folder) / f"{name}.closed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +32,7 @@ class ShopSettings:
 
     name: str
     app: str
-    key: str
+    key: str = field(repr=False)
     address: str
     database: str
     folder: str

@@ -71,6 +71,11 @@ def _with_effects(*effects: Effect) -> Books:
             replace(CLEAN, failed={"stock": ["id-bad"], "mail": ["id-x"]}),
             Finding(kind="human work", what="id-x is FAILED at mail, and no handler refused it"),
         ),
+        (_with_effects(replace(_effect("x"), is_intact=False)), Finding(kind="altered", what="x at stock")),
+        (replace(CLEAN, open=["id-z"]), Finding(kind="unfinished", what="id-z is still to be delivered")),
+        (replace(CLEAN, undecided=["id-z"]), Finding(kind="unfinished", what="id-z is undecided")),
+        (replace(CLEAN, unavailable=["x"]), Finding(kind="not available", what="x")),
+        (replace(CLEAN, crashed=["x"]), Finding(kind="crashed", what="x")),
         (replace(CLEAN, check_failed=["id-y"]), Finding(kind="human work", what="id-y is CHECK_FAILED")),
         (
             replace(CLEAN, answers=[Answer(key="a", error="CenterFault", text="oops")]),
@@ -81,13 +86,19 @@ def _with_effects(*effects: Effect) -> Books:
 )
 def test_what_is_planted_is_found(books: Books, found: Finding) -> None:
     assert found in judge(books)
-    assert {one.kind for one in judge(books)} <= {found.kind, "doubled"}
+    assert {one.kind for one in judge(books)} <= {found.kind, "doubled", "ghost"}
+
+
+def test_a_confirmed_message_is_no_excuse_at_a_subscriber_who_does_not_get_it() -> None:
+    books = replace(CLEAN, effects=CLEAN.effects | {"mail": [*CLEAN.effects["mail"], _effect("a")]}, begun={"a"})
+    assert Finding(kind="ghost", what="a at mail") in judge(books)
 
 
 def test_not_settled_while_something_is_to_come() -> None:
     assert not is_settled(replace(CLEAN, sent=CLEAN.sent | {"b": _sent()}))
     assert not is_settled(replace(CLEAN, failed={}))
     assert not is_settled(replace(CLEAN, undecided=["id-z"]))
+    assert not is_settled(replace(CLEAN, open=["id-z"]))
 
 
 def test_more_consumed_than_begun_breaks_the_relation() -> None:

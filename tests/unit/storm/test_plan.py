@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
 
-from tmc_storm.plan import Ending, Fault, Strike, literal_plan, random_plan, smaller
+from tmc_storm.plan import Ending, Fault, Strike, literal_plan, random_plan, smaller, survey_plan
 
 
 def _nothing(_: random.Random) -> Ending:
@@ -48,6 +49,13 @@ def test_the_literal_form_kills_every_count_of_nodes() -> None:
     assert sorted(Counter(strike.at_s for strike in strikes).values()) == list(range(1, 11))
 
 
+def test_a_survey_strikes_each_kind_once_and_alone() -> None:
+    strikes = survey_plan(FAULTS, seed=1, calm_s=5)
+    assert sorted(strike.kind for strike in strikes) == sorted({fault.kind for fault in FAULTS})
+    for before, after in itertools.pairwise(strikes):
+        assert after.at_s >= before.at_s + before.lasts_s + 5
+
+
 def _fails(*culprits: int) -> tuple[list[int], object]:
     runs: list[int] = []
 
@@ -60,6 +68,7 @@ def _fails(*culprits: int) -> tuple[list[int], object]:
 
 def test_what_is_left_of_a_failing_run_is_what_makes_it_fail() -> None:
     strikes = random_plan(FAULTS, seed=5, seconds=60, per_minute=60)
+    assert smaller(strikes, lambda _: True) == []
     for culprits in ((7,), (3, 40), (0, 20, 21)):
         runs, fails = _fails(*culprits)
         kept = smaller(strikes, fails)  # type: ignore[arg-type]
