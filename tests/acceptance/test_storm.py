@@ -37,7 +37,7 @@ def test_after_a_storm_the_books_agree(store: str, minutes: float, tmp_path: Pat
     assert report["clean"]
     assert report["faults"] >= 15
     assert len(report["kinds"]) >= 12
-    assert report["effects"] > report["orders"] >= 300
+    assert report["effects"] > report["orders"] >= 100
     assert "clean" in (tmp_path / "storm" / "report.html").read_text()
     note(f"storm over {store}, seed {seed}: {done.stderr.splitlines()[-1]}")
 
