@@ -39,7 +39,7 @@ def storm(
         ),
     ] = Store.SQLITE,
     consul: Annotated[bool, typer.Option(help="Find servers through Consul, not for sqlite.")] = True,
-    faults: Annotated[float, typer.Option(min=1, help="Faults per minute.")] = 50.0,
+    faults: Annotated[float, typer.Option(min=0, help="Faults per minute; 0: a soak, which shows what grows.")] = 50.0,
     orders: Annotated[float, typer.Option(min=1, help="Messages per second.")] = 40.0,
     literal: Annotated[
         bool,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,9 +16,11 @@ from tmc_common.protocol import types_pb2
 from tmc_storm.cast import database_of
 from tmc_storm.judging import Answer, Books, Effect, Sent
 from tmc_storm.scene import Scene
+from tmc_storm.services.program import Program
 from tmc_storm.shop import books
 
 SAMPLE_S = 0.5
+_USAGE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,18 @@ class Sample:
     at_s: float
     orders: int
     effects: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a process holds at one moment. at_s: from the beginning.  handles: open files and connections."""
+
+    at_s: float
+    program: str
+    pid: int
+    rss_mb: float
+    threads: int
+    handles: int
 
 
 class Observer:
@@ -143,14 +158,16 @@ class Observer:
 
 
 class Progress:
-    """Takes a sample twice a second, in a thread of its own."""
+    """Takes a sample twice a second, and one of what the programs hold every ten seconds, in a thread of its own."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, programs: Sequence[Program]) -> None:
         self._observer = observer
+        self._programs = programs
         self._began = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self.samples: list[Sample] = []
+        self.usages: list[Usage] = []
 
     def __enter__(self) -> Progress:
         self._thread.start()
@@ -165,9 +182,34 @@ class Progress:
         return time.monotonic() - self._began
 
     def _run(self) -> None:
+        next_usage_s = 0.0
         while not self._stopped.wait(SAMPLE_S):
+            if self.now_s >= next_usage_s:
+                next_usage_s = self.now_s + _USAGE_S
+                self.usages += [
+                    usage for program in self._programs if (usage := _usage(self.now_s, program)) is not None
+                ]
             try:
                 orders, effects = self._observer.counts()
             except sa.exc.SQLAlchemyError:
                 continue  # part of the storm
             self.samples.append(Sample(at_s=round(self.now_s, 2), orders=orders, effects=effects))
+
+
+def _usage(at_s: float, program: Program) -> Usage | None:
+    """Return what a program holds now; None, it does not run."""
+    process = Path(f"/proc/{program.pid}")
+    try:
+        status = process.joinpath("status").read_text()
+        handles = len(list(process.joinpath("fd").iterdir()))
+        rss_kb, threads = (int(status.partition(f"{name}:")[2].split()[0]) for name in ("VmRSS", "Threads"))
+    except (OSError, IndexError):  # it has ended, or is ending
+        return None
+    return Usage(
+        at_s=round(at_s, 1),
+        program=program.name,
+        pid=program.pid,
+        rss_mb=round(rss_kb / 1024, 1),
+        threads=threads,
+        handles=handles,
+    )

@@ -46,6 +46,8 @@ def random_plan(faults: Sequence[Fault], *, seed: int, seconds: float, per_minut
 
     No more than three things are broken at once, so that the others have work.
     """
+    if not per_minute:
+        return []
     dice = random.Random(seed)
     strikes: list[Strike] = []
     busy_until: defaultdict[str, float] = defaultdict(float)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import jinja2
 
 from tmc_storm.judging import KINDS
-from tmc_storm.observing import SAMPLE_S, Sample
+from tmc_storm.observing import SAMPLE_S, Sample, Usage
 from tmc_storm.plan import Strike
 from tmc_storm.running import Kind, Options, Outcome
 from tmc_storm.weather import Struck
@@ -21,6 +23,7 @@ from tmc_storm.world import Form, Store
 
 _SHOWN_FINDINGS = 200
 _AROUND_S = 2 * SAMPLE_S
+_USAGES = 8  # a run that was looked at less often says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +83,52 @@ def _stalls(counts: Sequence[tuple[float, int]]) -> Iterator[tuple[float, float]
         yield since, counts[-1][0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """What the longest run of a program held in the end, and by how much that grew per hour."""
+
+    program: str
+    minutes: float
+    rss_mb: float
+    rss_mb_per_hour: float
+    threads: int
+    threads_per_hour: float
+    handles: int
+    handles_per_hour: float
+
+
+def growth_of(usages: Sequence[Usage]) -> list[Growth]:
+    """Fit a line to each program's longest run, without its first quarter: a program that starts grows."""
+    runs: defaultdict[tuple[str, int], list[Usage]] = defaultdict(list)
+    for usage in usages:
+        runs[usage.program, usage.pid].append(usage)
+    longest: dict[str, list[Usage]] = {}
+    for (program, _), run in runs.items():
+        longest[program] = max(longest.get(program, []), run, key=len)
+    return [_growth(run[len(run) // 4 :]) for _, run in sorted(longest.items()) if len(run) >= _USAGES]
+
+
+def _growth(run: Sequence[Usage]) -> Growth:
+    def per_hour(values: Sequence[float]) -> float:
+        return round(linear_regression([usage.at_s for usage in run], values).slope * 3600, 1)
+
+    last = run[-1]
+    return Growth(
+        program=last.program,
+        minutes=round((last.at_s - run[0].at_s) / 60, 1),
+        rss_mb=last.rss_mb,
+        rss_mb_per_hour=per_hour([usage.rss_mb for usage in run]),
+        threads=last.threads,
+        threads_per_hour=per_hour([usage.threads for usage in run]),
+        handles=last.handles,
+        handles_per_hour=per_hour([usage.handles for usage in run]),
+    )
+
+
 def write(outcome: Outcome, folder: Path) -> None:
     """Write report.json and report.html."""
     kinds = kinds_of(outcome.struck, outcome.samples)
+    growth = growth_of(outcome.usages)
     options = dataclasses.asdict(outcome.options)
     del options["strikes"], options["host"]  # it has a token
     options["kind"] = outcome.options.kind.value
@@ -100,6 +146,7 @@ def write(outcome: Outcome, folder: Path) -> None:
         "relations": [dataclasses.asdict(one) | {"holds": one.holds} for one in outcome.relations],
         "missed": list(outcome.missed),
         "ends": outcome.ends,
+        "growth": [dataclasses.asdict(one) for one in growth],
         "strikes": [dataclasses.asdict(one) for one in outcome.struck],
         "samples": [dataclasses.asdict(one) for one in outcome.samples],
     }
@@ -109,7 +156,7 @@ def write(outcome: Outcome, folder: Path) -> None:
         loader=jinja2.PackageLoader("tmc_storm"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     page = environment.get_template("report.html").render(
-        outcome=outcome, summary=summary, kinds=kinds, timeline=_Timeline(outcome)
+        outcome=outcome, summary=summary, kinds=kinds, growth=growth, timeline=_Timeline(outcome)
     )
     (folder / "report.html").write_text(page)
 

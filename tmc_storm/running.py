@@ -16,7 +16,7 @@ from tmc_storm.cast import Cast
 from tmc_storm.eventually import eventually
 from tmc_storm.faults import faults_of, nodes_of
 from tmc_storm.judging import Books, Finding, Relation, is_settled, judge, relations
-from tmc_storm.observing import Observer, Progress, Sample
+from tmc_storm.observing import Observer, Progress, Sample, Usage
 from tmc_storm.plan import Fault, Strike, literal_plan, random_plan, survey_plan
 from tmc_storm.scene import Scene
 from tmc_storm.services.ports import free_port
@@ -88,6 +88,7 @@ class Outcome:
     struck: Sequence[Struck]
     missed: Sequence[str]
     samples: Sequence[Sample]
+    usages: Sequence[Usage]
     findings: Sequence[Finding]
     relations: Sequence[Relation]
     orders: int
@@ -139,7 +140,7 @@ def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None
     programs = [*scene.servers, *cast.programs]
     cast.start()
     eventually(lambda: observer.counts()[1] >= _FIRST_EFFECTS, seconds=60, describe=observer.counts)
-    with Supervisor(programs), Progress(observer) as progress:
+    with Supervisor(programs), Progress(observer, programs) as progress:
         faults = nodes_of(scene, cast) if options.kind is Kind.LITERAL else faults_of(scene, cast)
         strikes = _plan(options, faults)
         last = max((strike.at_s + strike.lasts_s for strike in strikes), default=0.0)
@@ -168,6 +169,7 @@ def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None
             Sample(at_s=round(sample.at_s - began_s, 2), orders=sample.orders, effects=sample.effects)
             for sample in samples
         ],
+        usages=list(progress.usages),
         findings=judge(books_of_all),
         relations=relations(found),
         orders=len(found.sent),

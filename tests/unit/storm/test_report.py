@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tmc_storm.judging import Finding, Relation
-from tmc_storm.observing import Sample
+from tmc_storm.observing import Sample, Usage
 from tmc_storm.plan import Strike
-from tmc_storm.report import kinds_of, options_of, write
+from tmc_storm.report import growth_of, kinds_of, options_of, write
 from tmc_storm.running import Options, Outcome
 from tmc_storm.visit import Host
 from tmc_storm.weather import Struck
@@ -44,12 +44,26 @@ def test_a_stall_is_charged_to_what_struck_when_it_began() -> None:
 OPTIONS = Options(host=Host(address="center:1", token="secret-token"), seed=7, seconds=33.0)
 
 
+def _usage(number: int, rss_mb: float, pid: int = 1) -> Usage:
+    return Usage(at_s=number * 10.0, program="server 0", pid=pid, rss_mb=rss_mb, threads=9, handles=20)
+
+
+def test_growth_is_that_of_the_longest_run_once_it_has_started() -> None:
+    other_runs = [_usage(number, 500.0, pid=2) for number in range(9)]
+    run = [_usage(number, 50.0 * number if number < 10 else 100.0 + number) for number in range(9, 49)]
+    (grown,) = growth_of(other_runs + run)
+    assert (grown.program, grown.minutes, grown.rss_mb) == ("server 0", 4.8, 148.0)
+    assert (grown.rss_mb_per_hour, grown.threads_per_hour, grown.handles_per_hour) == (360.0, 0.0, 0.0)
+    assert growth_of(other_runs[:3]) == []
+
+
 def _outcome(*findings: Finding, settled_s: float | None = 2.5) -> Outcome:
     return Outcome(
         options=OPTIONS,
         struck=STRUCK,
         missed=["broker: a queue deleted at broker 0: 404"],
         samples=_samples(),
+        usages=[],
         findings=findings,
         relations=[Relation(app="stock", committed=3, consumed=4, unconfirmed=1)],
         orders=3,
