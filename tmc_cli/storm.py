@@ -20,7 +20,7 @@ from tmc_common.addresses import HostPort, is_loopback
 from tmc_storm.plan import Strike, smaller
 from tmc_storm.report import options_of, write
 from tmc_storm.running import Kind, Options, Outcome, run
-from tmc_storm.visit import Host
+from tmc_storm.visit import CannotVisit, Host
 from tmc_storm.world import Form, Store, missing
 
 app = command()
@@ -33,11 +33,11 @@ def storm(
         int | None, typer.Option(help="Repeats the faults of an earlier run; default: by the clock.")
     ] = None,
     store: Annotated[
-        Store,
+        Store | None,
         typer.Option(
-            help="Database of the center. sqlite: one server; others: three, two databases, RabbitMQ, Consul."
+            help="Database of the center. sqlite (default): one server; others: three, two databases, RabbitMQ, Consul."
         ),
-    ] = Store.SQLITE,
+    ] = None,
     consul: Annotated[bool, typer.Option(help="Find servers through Consul, not for sqlite.")] = True,
     faults: Annotated[float, typer.Option(min=0, help="Faults per minute; 0: a soak, which shows what grows.")] = 50.0,
     orders: Annotated[float, typer.Option(min=1, help="Messages per second.")] = 40.0,
@@ -93,7 +93,9 @@ def storm(
     if literal and survey:
         fail("--literal and --survey are two kinds of storms: choose one.")
     host = _host(address, token=token, authority=authority, server_name=server_name, check_address=check_address)
-    if literal and (store is Store.SQLITE or host is not None):
+    if store is not None and host is not None:
+        fail("--store is of a center of the storm's own: leave it out with --address.")
+    if literal and (store in (None, Store.SQLITE) or host is not None):
         fail("--literal needs several nodes of its own: give --store mariadb or postgresql, and no --address.")
     if literal and minutes * 60 <= interval / 2:
         fail("No kill in this time: give --literal more --minutes than --interval.")
@@ -108,15 +110,15 @@ def storm(
         producers=4 if literal else 2,
         consumers=4 if literal else 2,
         interval_s=interval,
+        host=host,
     )
     if repeat is not None:
-        options = _earlier(repeat)
-    options = dataclasses.replace(options, host=host)
+        options = _earlier(repeat, host)
     if host is None and (lacking := missing(options.form)):
         fail(f"Install first: {', '.join(lacking)}.")
     folder = report or Path(f"storm-{options.seed}{'-again' if repeat else ''}")
-    if folder.exists() and any(folder.iterdir()):
-        fail(f"{folder} is not empty: name another folder with --report.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        fail(f"{folder} is not an empty folder: name another one with --report.")
     for number in _INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
@@ -158,15 +160,15 @@ def _host(address: str, *, token: str, authority: str, server_name: str, check_a
     return Host(address=address, token=token, authority=authority, server_name=server_name, check_address=check_address)
 
 
-def _form(store: Store, *, consul: bool, brokers: int) -> Form:
-    if store is Store.SQLITE:
+def _form(store: Store | None, *, consul: bool, brokers: int) -> Form:
+    if store is None or store is Store.SQLITE:
         return Form()
     return Form(store=store, delivery="rabbitmq", servers=3, databases=2, brokers=brokers, consul=consul)
 
 
-def _earlier(repeat: Path) -> Options:
+def _earlier(repeat: Path, host: Host | None) -> Options:
     try:
-        options = options_of(repeat)
+        options = options_of(repeat, host)
     except (OSError, ValueError) as exc:
         fail(f"--repeat: {exc}")
     if not options.strikes:
@@ -178,6 +180,8 @@ def _run(options: Options, folder: Path) -> Outcome:
     """Run a storm, write its report, and say what came of it. Raises _Failed."""
     try:
         outcome = run(options, folder / "run", say)
+    except CannotVisit as exc:
+        raise _Failed(exc) from exc
     except Exception as exc:
         why = exc.details() if isinstance(exc, grpc.RpcError) else exc
         raise _Failed(

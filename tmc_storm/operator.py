@@ -59,10 +59,10 @@ class Operator:
                     raise
             time.sleep(_PAUSE_S)
 
-    def pages(self, rpc: str, **fields: Any) -> Iterator[Any]:
-        """Yield the pages of a list."""
-        page = self.call(rpc, page_size=1000, **fields)
+    def pages(self, rpc: str, *, seconds: float = 60, **fields: Any) -> Iterator[Any]:
+        """Yield the pages of a list. seconds: for each, see `call`."""
+        page = self.call(rpc, seconds=seconds, page_size=1000, **fields)
         yield page
         while page.next_page_token:
-            page = self.call(rpc, page_size=1000, page_token=page.next_page_token, **fields)
+            page = self.call(rpc, seconds=seconds, page_size=1000, page_token=page.next_page_token, **fields)
             yield page

@@ -8,20 +8,23 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
 import jinja2
 
-from tmc_storm.judging import KINDS
+from tmc_storm.judging import KINDS, Finding
 from tmc_storm.observing import SAMPLE_S, Sample, Usage
 from tmc_storm.plan import Strike
 from tmc_storm.running import Kind, Options, Outcome
+from tmc_storm.visit import Host
 from tmc_storm.weather import Struck
 from tmc_storm.world import Form, Store
 
-_SHOWN_FINDINGS = 200
+_SHOWN_FINDINGS = 50  # of each kind
 _AROUND_S = 2 * SAMPLE_S
 _USAGES = 8  # a run that was looked at less often says nothing
 
@@ -31,7 +34,7 @@ class KindOfFault:
     """One line of the table.
 
     longest_s: how long one of them lasted.  orders_stalled_s, effects_stalled_s: the longest time without an order, or an
-    effect at any service, that began while one of them struck.
+    effect at any service, of which one of them was a part.
     """
 
     kind: str
@@ -42,7 +45,7 @@ class KindOfFault:
 
 
 def kinds_of(struck: Sequence[Struck], samples: Sequence[Sample]) -> list[KindOfFault]:
-    """Sum up the strikes by kind. Faults overlap: a stall is charged to all that were under way when it began."""
+    """Sum up the strikes by kind. Faults overlap: a stall is charged to all that were under way meanwhile."""
     orders = list(_stalls([(sample.at_s, sample.orders) for sample in samples]))
     effects = list(_stalls([(sample.at_s, sample.effects) for sample in samples]))
     lines = []
@@ -65,7 +68,7 @@ def _longest(struck: Sequence[Struck], stalls: Sequence[tuple[float, float]]) ->
         end - begin
         for begin, end in stalls
         for one in struck
-        if one.began_s - _AROUND_S <= begin <= one.ended_s + _AROUND_S
+        if begin <= one.ended_s + _AROUND_S and end >= one.began_s
     ]
     return round(max(seen, default=0.0), 1)
 
@@ -133,6 +136,10 @@ def write(outcome: Outcome, folder: Path) -> None:
     del options["strikes"], options["host"]  # it has a token
     options["kind"] = outcome.options.kind.value
     summary = {
+        "version": version("tmc-center"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "is_visit": outcome.options.host is not None,
+        "traffic_share": _traffic_share(outcome),
         "clean": outcome.is_clean,
         "scene": outcome.options.scene,
         "options": options,
@@ -142,7 +149,7 @@ def write(outcome: Outcome, folder: Path) -> None:
         "effects": outcome.effects,
         "settled_s": outcome.settled_s,
         "found": {kind: sum(one.kind == kind for one in outcome.findings) for kind in KINDS},
-        "findings": [dataclasses.asdict(one) for one in outcome.findings[:_SHOWN_FINDINGS]],
+        "findings": [dataclasses.asdict(one) for one in _shown(outcome.findings)],
         "relations": [dataclasses.asdict(one) | {"holds": one.holds} for one in outcome.relations],
         "missed": list(outcome.missed),
         "ends": outcome.ends,
@@ -161,19 +168,39 @@ def write(outcome: Outcome, folder: Path) -> None:
     (folder / "report.html").write_text(page)
 
 
-def options_of(report: Path) -> Options:
-    """Return the options of an earlier run with the strikes that it made, from its report.json. Raises OSError, ValueError."""
+def _shown(findings: Sequence[Finding]) -> list[Finding]:
+    by_kind = {kind: [one for one in findings if one.kind == kind] for kind in KINDS}
+    return [one for of_kind in by_kind.values() for one in of_kind[:_SHOWN_FINDINGS]]
+
+
+def _traffic_share(outcome: Outcome) -> float:
+    """Return the share of the storm, 0 .. 1, in which services got messages."""
+    last_s = max((one.ended_s for one in outcome.struck), default=float("inf"))
+    steps = [
+        after.effects > before.effects for before, after in itertools.pairwise(outcome.samples) if before.at_s < last_s
+    ]
+    return round(sum(steps) / len(steps), 2) if steps else 0.0
+
+
+def options_of(report: Path, host: Host | None) -> Options:
+    """Return the options of an earlier run with the strikes that it made, from its report.json.
+
+    host: to visit again, if it was a visit. Raises OSError, ValueError.
+    """
     try:
         found = json.loads(report.read_text())
         options = found["options"]
+        if found["is_visit"] and host is None:
+            raise ValueError(f"{report} is of a visit: give --address, too")
         form = options.pop("form")
         return Options(
             form=Form(**form | {"store": Store(form["store"])}),
             kind=Kind(options.pop("kind")),
             strikes=[Strike(**one["strike"]) for one in found["strikes"]],
+            host=host,
             **options,
         )
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, json.JSONDecodeError) as exc:
         raise ValueError(f"{report} is no report.json of this version") from exc
 
 

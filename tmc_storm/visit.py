@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,10 @@ class Host:
     check_address: str = ""
 
 
+class CannotVisit(Exception):
+    """The center does not answer, does not let us in, or has another storm."""
+
+
 class Visit(Scene):
     """Our connections to somebody's center, with a proxy in them. What we registered there is removed at the end."""
 
@@ -44,9 +49,34 @@ class Visit(Scene):
         credentials = grpc.ssl_channel_credentials(Path(host.authority).read_bytes()) if host.authority else None
         self.operator = Operator(host.address, host.token, credentials=credentials, server_name=host.server_name)
         self._open.callback(self.operator.close)
-        self.operator.call("GetOverview", seconds=10)
-        self._tidy()
+        try:
+            self._enter()
+        except BaseException:
+            self._open.close()
+            raise
         self._open.callback(self._leave)
+
+    def _enter(self) -> None:
+        """Raises CannotVisit: nothing has been changed there."""
+        if self.host.check_address:
+            check = HostPort.parse(self.host.check_address)
+            try:
+                socket.create_server((check.host, check.port)).close()
+            except OSError as exc:
+                raise CannotVisit(f"--check-address {self.host.check_address}: {exc.strerror}.") from exc
+        ours = {books.ORDERS_APP, *books.SUBSCRIPTIONS}
+        try:
+            busy = [
+                app.id for page in self.operator.pages("ListApps", seconds=5) for app in page.apps if not app.disabled
+            ]
+        except grpc.RpcError as exc:
+            raise CannotVisit(f"No center that lets us in answers at {self.host.address}: {exc.details()}") from exc
+        if busy := sorted(ours & set(busy)):
+            raise CannotVisit(
+                f"Another storm is at {self.host.address}, or was killed there: one at a time. If none is, disable its apps "
+                f"first, for example: tmc admin disable-app {busy[0]} --reason over"
+            )
+        self._tidy()
 
     @property
     def addresses(self) -> str:

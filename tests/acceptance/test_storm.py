@@ -88,6 +88,11 @@ def test_it_visits_a_center_that_runs_already_and_leaves(tmp_path: Path) -> None
             assert kinds <= {"client to server", "producer", "consumer", "operator"}
             assert all(one.removed_ms for one in operator.call("ListSubscriptions").subscriptions)
             assert all(one.disabled for one in operator.call("ListApps").apps)
+        taken = _storm(tmp_path / "taken", "--address", f"127.0.0.1:{port}", "--check-address", f"127.0.0.1:{port}")
+        assert (taken.returncode, "Address already in use" in taken.stderr) == (2, True)
+        operator.call("EnableApp", id="storm-mail", reason="as if another storm were there")
+        done = _storm(tmp_path / "another", "--address", f"127.0.0.1:{port}")
+        assert (done.returncode, "one at a time" in done.stderr) == (2, True)
     finally:
         operator.close()
         center.terminate()
@@ -102,6 +107,8 @@ def test_it_visits_a_center_that_runs_already_and_leaves(tmp_path: Path) -> None
         (["--literal", "--survey"], "two kinds of storms"),
         (["--check-address", "127.0.0.1:1"], "goes with --address"),
         (["--address", "center.example:50051"], "would travel in the clear"),
+        (["--address", "127.0.0.1:1"], "No center that lets us in answers at 127.0.0.1:1"),
+        (["--address", "127.0.0.1:1", "--store", "mariadb"], "leave it out with --address"),
         (["--repeat", "nowhere.json"], "--repeat: [Errno 2]"),
         (["--minutes", "0"], "--minutes"),
     ],
@@ -115,4 +122,4 @@ def test_what_cannot_be_run_is_said(options: list[str], sentence: str, tmp_path:
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     done = _storm(tmp_path)
-    assert (done.returncode, "is not empty" in done.stderr) == (2, True)
+    assert (done.returncode, "is not an empty folder" in done.stderr) == (2, True)

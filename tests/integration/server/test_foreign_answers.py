@@ -126,6 +126,7 @@ BOUNDED = {
     "tmc_server/archives/folder.py": "TooLarge",
     "tmc_server/checks/http.py": _BODY,
     "tmc_server/delivery/webhook.py": _BODY,
+    "tmc_storm/services/consul.py": "an agent that the storm has started",
     "tmc_server/discovery/consul.py": "the agent that the operator configured, with the library's time limit",
     "tmc_server/identity/oidc.py": _BODY,
     "tmc_server/outgoing.py": "_MOST_BYTES",

@@ -81,8 +81,11 @@ def test_a_report_says_everything_but_the_token(tmp_path: Path) -> None:
     assert "&lt;b&gt;key" in page
     assert "the center at center:1" in page
     assert "secret-token" not in page + json.dumps(summary)
-    again = options_of(tmp_path / "report.json")
-    assert again == replace(OPTIONS, host=None, strikes=[one.strike for one in STRUCK])
+    assert options_of(tmp_path / "report.json", OPTIONS.host) == replace(
+        OPTIONS, strikes=[one.strike for one in STRUCK]
+    )
+    with pytest.raises(ValueError, match="give --address, too"):
+        options_of(tmp_path / "report.json", None)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +100,4 @@ def test_clean_is_nothing_found_and_everything_arrived(outcome: Outcome, is_clea
 def test_what_is_no_report_is_said(text: str, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(ValueError, match=r"no report\.json of this version"):
-        options_of(tmp_path / "report.json")
+        options_of(tmp_path / "report.json", None)
