@@ -48,6 +48,11 @@ PLANTED = {
         "return None if transition is None else replace(row, state=transition.to, due_ms=None)",
         "return None",
     ),
+    "a message whose handler failed does not come again": Edit(
+        "tmc_server/domain/consumption.py",
+        "return replace(row, tried=tried, due_ms=now + wait_ms, begun=ANSWERED)",
+        "return replace(row, tried=tried, due_ms=now + 3_600_000, begun=ANSWERED)",
+    ),
     "nobody is checked": Edit(
         "tmc_server/store/messages.py", '"due_ms": None if publish else', '"due_ms": None if True else'
     ),
@@ -66,9 +71,9 @@ FOUND_AS = {
     "an outbox marks what it could not send": ("sqlite", {"lost"}),
     "a relay sends nothing": ("sqlite", {"lost"}),
     "a lost copy is not sent again": ("mariadb", {"lost"}),
+    "a message whose handler failed does not come again": ("sqlite", {"lost", "unfinished"}),
     "nobody is checked": ("sqlite", {"unfinished"}),
     "an outage of the database is an internal error": ("mariadb", {"wrong answer"}),
-    "05-give-back-counts": ("mariadb", {"human work"}),
     "14-ledger-fence": ("sqlite", {"lost"}),
     "29-unreached-counts": ("postgresql", {"human work"}),
     "31-fence": ("sqlite", {"lost"}),
