@@ -82,6 +82,7 @@ class Shop:
         self._center = center
         self._engine = books.engine_of(settings.database)
         self._outbox = tmc.Outbox(self._engine, center)
+        self._may_think = self._engine.dialect.name != "sqlite"  # where an open transaction locks everybody out
         self._life = secrets.token_hex(4)  # no key of an earlier process comes again
         self._closed = threading.Event()
         self._stopped = threading.Event()
@@ -141,7 +142,7 @@ class Shop:
                 is_refused=dice.random() < 0.01,
                 is_undone=dice.random() < 0.1,
                 text="x" * dice.choice((0, 10, 100, 3000)),
-                thinks_s=dice.uniform(1, 5) if dice.random() < 0.03 else 0.0,
+                thinks_s=dice.uniform(1, 5) if self._may_think and dice.random() < 0.03 else 0.0,
             )
             try:
                 is_forgotten = dice.random() < 0.02 and bool(self._settings.check_address)
