@@ -63,8 +63,8 @@ PLANTED = {
     ),
 }
 FOUND_AS = {
-    "an ack changes nothing": ("sqlite", {"human work"}),
     "a delivery does not wait for its delay": ("sqlite", {"early"}),
+    "an ack changes nothing": ("sqlite", {"human work"}),
     "an inbox notes nothing": ("mariadb", {"doubled"}),
     "a handler that fails is acked": ("sqlite", {"lost"}),
     "what is not in the ledger was committed": ("mariadb", {"ghost"}),
