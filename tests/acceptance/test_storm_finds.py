@@ -34,8 +34,8 @@ PLANTED = {
     ),
     "an outbox marks what it could not send": Edit(
         "tmc_client/outbox/direct.py",
-        "            sent: list[int] = []\n            try:",
-        "            sent: list[int] = [message.id for message in taken]\n            try:",
+        "for entry, failure in zip(page, failures, strict=True) if failure is None]",
+        "for entry in page]",
     ),
     "a relay sends nothing": Edit("tmc_client/outbox/relay.py", "moved = self._one_pass(now)", "moved = False"),
     "a lost copy is not sent again": Edit(
