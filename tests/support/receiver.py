@@ -65,7 +65,12 @@ def receiver(port: int = 0) -> Iterator[Receiver]:
 
         def do_POST(self) -> None:
             headers = {name.lower(): text for name, text in self.headers.items()}
-            posted = Posted(self.path, headers, self.rfile.read(int(headers["content-length"])))
+            length = int(headers["content-length"])
+            body = self.rfile.read(length)
+            if len(body) < length:  # its sender was killed
+                self.close_connection = True
+                return
+            posted = Posted(self.path, headers, body)
             made.got.append(posted)
             reply = made.answer(posted)
             if not reply.status:
