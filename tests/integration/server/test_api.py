@@ -279,7 +279,9 @@ class TestBadInput:
     def test_open_messages_are_limited(self, api: Api, center: RunningCenter) -> None:
         topic = admin_pb2.RegisterTopicRequest(name="small", owner="orders", open_limit=3)
         api("AdminService/RegisterTopic", topic)
-        ids = [api(PREPARE, a_message(topic="small")).message_id for _ in range(3)]
+        prepared = [api(PREPARE, a_message(topic="small")) for _ in range(3)]
+        assert not [answer for answer in prepared if isinstance(answer, tuple)], prepared
+        ids = [answer.message_id for answer in prepared]
         assert api(PREPARE, a_message(topic="small"))[:2] == ("RESOURCE_EXHAUSTED", "OPEN_LIMIT")
         api("MessageService/Rollback", message_pb2.RollbackRequest(message_id=ids[0]))
         # A count of the table that began before the rollback holds until the next one.

@@ -34,6 +34,8 @@ _OLDEST = 14
 _EXCLUSIVE = 7_631_203_001
 _MIGRATING = 7_631_203_002
 
+_LATER_S = 2  # a server that lives ends the statement first, and the connection stays
+
 
 class SqlState(StrEnum):
     """SQLSTATEs by the server's own names."""
@@ -318,7 +320,7 @@ def _bounded_connection() -> Any:
         """Gives up on a server that says nothing, such as one that is stopped: its own time limit does not run then."""
 
         def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **named: Any) -> Any:
-            return super().wait(_within(gen, self, ANSWER_S), *arguments, **named)
+            return super().wait(_within(gen, self, ANSWER_S + _LATER_S), *arguments, **named)
 
     return Bounded
 
