@@ -14,7 +14,8 @@ from tmc_common.protocol import admin_pb2
 _SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 _IN_TURN = [("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1)]
 _PAUSE_S = 0.2
-_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+"""CANCELLED: a server that stops gives this to calls that wait in it."""
 
 
 class Operator:

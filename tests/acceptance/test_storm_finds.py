@@ -53,9 +53,6 @@ PLANTED = {
         "return replace(row, tried=tried, due_ms=now + wait_ms, begun=ANSWERED)",
         "return replace(row, tried=tried, due_ms=now + 3_600_000, begun=ANSWERED)",
     ),
-    "nobody is checked": Edit(
-        "tmc_server/store/messages.py", '"due_ms": None if publish else', '"due_ms": None if True else'
-    ),
     "an outage of the database is an internal error": Edit(
         "tmc_server/rpc/status.py",
         "errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE",
@@ -72,7 +69,6 @@ FOUND_AS = {
     "a relay sends nothing": ("sqlite", {"lost"}),
     "a lost copy is not sent again": ("mariadb", {"lost"}),
     "a message whose handler failed does not come again": ("sqlite", {"lost", "unfinished"}),
-    "nobody is checked": ("sqlite", {"unfinished"}),
     "an outage of the database is an internal error": ("mariadb", {"wrong answer"}),
     "14-ledger-fence": ("mariadb", {"lost"}),
     "29-unreached-counts": ("postgresql", {"human work"}),
