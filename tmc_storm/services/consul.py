@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import shutil
-import signal
 import subprocess
 import tempfile
 import urllib.error
@@ -20,6 +19,7 @@ from typing import Any
 from tmc_storm.eventually import eventually
 from tmc_storm.services.cache import cache
 from tmc_storm.services.ports import free_port
+from tmc_storm.services.suspending import Suspendable
 
 
 def found() -> str | None:
@@ -36,7 +36,7 @@ def program() -> str:
     return path
 
 
-class Consul:
+class Consul(Suspendable):
     """One private agent; `address` is host:port of its HTTP interface."""
 
     def __init__(self, keep: bool = False, **settings: Any) -> None:
@@ -93,18 +93,6 @@ class Consul:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
-
-    def suspend(self) -> None:
-        """Stop it where it is, with all its connections open."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it run on after `suspend`."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:

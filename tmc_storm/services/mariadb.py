@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from tmc_storm.eventually import eventually
 from tmc_storm.services.cache import cache
 from tmc_storm.services.ports import end, free_port
+from tmc_storm.services.suspending import Suspendable
 
 DAEMON = next((p for p in ("/usr/sbin/mariadbd", "/usr/libexec/mariadbd") if os.path.exists(p)), "mariadbd")
 
@@ -52,7 +53,7 @@ def _prepared_directory() -> Path:
     return prepared
 
 
-class MariaDB:
+class MariaDB(Suspendable):
     """One private server. `url(database)` gives its SQLAlchemy address; root has no password."""
 
     def __init__(self, pool_mb: int = 256, options: tuple[str, ...] = (), home: Path | None = None) -> None:
@@ -117,18 +118,6 @@ class MariaDB:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-
-    def suspend(self) -> None:
-        """Stop it where it is, with all its connections open."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it run on after `suspend`."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
 
     def stop(self) -> None:
         end(self.process, signal.SIGTERM)

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from tmc_storm.eventually import eventually
 from tmc_storm.services.ports import end, free_port
+from tmc_storm.services.suspending import Suspendable
 
 BINARIES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/bin"))
 _SUPERUSER = "tmc"
@@ -34,7 +35,7 @@ def as_postgres() -> list[str]:
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
 
 
-class PostgreSQL:
+class PostgreSQL(Suspendable):
     """One private server. `url(database)` gives its SQLAlchemy address; user tmc has no password."""
 
     def __init__(self, pool_mb: int = 128, **settings: str) -> None:
@@ -117,14 +118,6 @@ class PostgreSQL:
     def kill(self) -> None:
         """An immediate shutdown: as after a crash, it recovers at its next start."""
         end(self.process, signal.SIGQUIT)
-
-    def suspend(self) -> None:
-        """Stop it where it is, with all its connections open."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it run on after `suspend`."""
-        self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         """Send it to all its processes: each backend has a group of its own."""
