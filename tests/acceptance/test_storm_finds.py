@@ -32,31 +32,11 @@ PLANTED = {
     "what is not in the ledger was committed": Edit(
         "tmc_client/checks/fence.py", 'return Answer(Verdict.ROLLBACK, "FENCED', 'return Answer(Verdict.COMMIT, "FENCED'
     ),
-    "an outbox marks what it could not send": Edit(
-        "tmc_client/outbox/direct.py",
-        "for entry, failure in zip(page, failures, strict=True) if failure is None]",
-        "for entry in page]",
-    ),
     "a relay sends nothing": Edit("tmc_client/outbox/relay.py", "moved = self._one_pass(now)", "moved = False"),
-    "a lost copy is not sent again": Edit(
-        "tmc_server/domain/consumption.py",
-        "due_ms = now + policy.delay_for_ms(1, number)",
-        "due_ms = now + 3_600_000",
-    ),
     "an ack changes nothing": Edit(
         "tmc_server/domain/consumption.py",
         "return None if transition is None else replace(row, state=transition.to, due_ms=None)",
         "return None",
-    ),
-    "a message whose handler failed does not come again": Edit(
-        "tmc_server/domain/consumption.py",
-        "return replace(row, tried=tried, due_ms=now + wait_ms, begun=ANSWERED)",
-        "return replace(row, tried=tried, due_ms=now + 3_600_000, begun=ANSWERED)",
-    ),
-    "an outage of the database is an internal error": Edit(
-        "tmc_server/rpc/status.py",
-        "errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE",
-        "errors.StoreUnavailable: grpc.StatusCode.INTERNAL",
     ),
 }
 FOUND_AS = {
@@ -65,15 +45,9 @@ FOUND_AS = {
     "an inbox notes nothing": ("mariadb", {"doubled"}),
     "a handler that fails is acked": ("sqlite", {"lost"}),
     "what is not in the ledger was committed": ("mariadb", {"ghost"}),
-    "an outbox marks what it could not send": ("sqlite", {"lost"}),
     "a relay sends nothing": ("sqlite", {"lost"}),
-    "a lost copy is not sent again": ("mariadb", {"lost"}),
-    "a message whose handler failed does not come again": ("sqlite", {"lost", "unfinished"}),
-    "an outage of the database is an internal error": ("mariadb", {"wrong answer"}),
     "14-ledger-fence": ("mariadb", {"lost"}),
-    "29-unreached-counts": ("postgresql", {"human work"}),
     "31-fence": ("postgresql", {"lost"}),
-    "141-next-in-line": ("sqlite", {"lost"}),
     "406-inbox-down": ("mariadb", {"human work"}),
 }
 """Each bug, over which store it shows, and as what."""
