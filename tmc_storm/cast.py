@@ -1,4 +1,4 @@
-"""Who trades during a storm: the processes of three services, and what they registered."""
+"""The services that trade during a storm: their processes, and what they registered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tmc_storm.shop import books
 from tmc_storm.shop.settings import CLOSING_TIME, SETTINGS, ShopSettings, closed_file
 
 _RETRY = types_pb2.RetryPolicy(interval_ms=500, max_retry=3)
-"""Of deliveries and checks: over after three seconds, before many outages of a storm."""
+"""Retries of deliveries and checks are used up after three seconds, before many outages of a storm are over."""
 _TRANSACTION_MS = 3000
 _ACTIVATION_MS = 5000  # a registration counts that much later, by default
 

@@ -22,7 +22,7 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What a handler did.
+    """The effect of one run of a handler.
 
     number: within its order key, which is empty for messages in no order.  is_intact: topic, key and body were what was sent.
     """
@@ -94,7 +94,7 @@ KINDS = (
     "not available",
     "crashed",
 )
-"""What the center promises: nothing of these, whatever breaks."""
+"""The center promises that nothing of these happens, whatever breaks."""
 
 
 def is_settled(books: Books) -> bool:

@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a process holds at one moment. at_s: from the beginning.  handles: open files and connections."""
+    """The resources of a process at one moment. at_s: from the beginning.  handles: open files and connections."""
 
     at_s: float
     program: str

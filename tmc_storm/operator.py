@@ -43,7 +43,7 @@ class Operator:
         self._channel.close()
 
     def call(self, rpc: str, *, seconds: float = 60, **fields: Any) -> Any:
-        """Make one call, again for so many seconds while no server answers. Raises grpc.RpcError."""
+        """Make one call, and repeat it for up to `seconds` while no server answers. Raises grpc.RpcError."""
         method = _SERVICE.methods_by_name[rpc]
         request = message_factory.GetMessageClass(method.input_type)(**fields)
         call: Callable[..., Any] = self._channel.unary_unary(

@@ -1,4 +1,4 @@
-"""Which fault strikes when: a sequence that a seed repeats, and that can be written down and played again in parts."""
+"""The plan of a storm says which fault strikes when. A seed repeats it, and it can be written down and played again in parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Strike:
 
 
 def random_plan(faults: Sequence[Fault], *, seed: int, seconds: float, per_minute: float) -> list[Strike]:
-    """Return strikes for this time, about so many per minute; every kind strikes, if there is time for all.
+    """Return strikes for this time at about this rate; every kind strikes, if there is time for all.
 
     No more than three things are broken at once, so that the others have work.
     """

@@ -1,4 +1,4 @@
-"""What is left of a run: report.json for programs, and report.html, one file that shows everything."""
+"""Reports of a run: report.json for programs, and report.html, one file that shows everything."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _stalls(counts: Sequence[tuple[float, int]]) -> Iterator[tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What the longest run of a program held in the end, and by how much that grew per hour."""
+    """The resources of the longest run of a program in the end, and their growth per hour."""
 
     program: str
     minutes: float

@@ -35,7 +35,7 @@ _LOOK_S = 0.5
 
 
 class Kind(Enum):
-    """Which faults strike. LITERAL: 1 to all nodes are killed at once.  SURVEY: each kind of fault once, alone."""
+    """Kinds of storms. LITERAL: 1 to all nodes are killed at once.  SURVEY: each kind of fault once, alone."""
 
     RANDOM = "random"
     LITERAL = "literal"
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to run. host: a center that runs already, instead of one of this form.
+    """Options of a run. host: a center that runs already, instead of one of this form.
 
     seconds: of faults.  per_minute: faults, if they are random.  per_second: orders.  settle_s: after the last fault, until
     everything must have arrived.  interval_s: between the kills of the literal form.  strikes: these alone, of an earlier run.
@@ -78,7 +78,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     missed: faults that could not be made.  settled_s: from closing time until everything had arrived; None: it did not.
     ends: exit codes of programs that ended by themselves.
@@ -225,7 +225,7 @@ def _plan(options: Options, faults: Sequence[Fault]) -> Sequence[Strike]:
 
 
 def _settle(observer: Observer, seconds: float) -> tuple[Books, float | None]:
-    """Wait until everything has arrived and still has a moment later, or there was no progress for so many seconds.
+    """Wait until everything has arrived and still has a moment later, or there was no progress for `seconds`.
 
     Returns: the books, and after how many seconds everything had arrived; None, it did not.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,8 @@ def _plain(name: str) -> str:
     return name.rstrip(" 0123456789")
 
 
-class Scene:
-    """What a storm finds. A scene that we only visit has little of it.
+class Scene(ABC):
+    """The things that a storm finds. A scene that we only visit has few of them.
 
     operator: of the center, whose calls pass no proxy.  links: connections with a proxy.  business: the server of the services'
     databases; None, they are SQLite files.  has_checks: the center can ask producers about undecided messages.
@@ -66,9 +67,9 @@ class Scene:
         self._open = contextlib.ExitStack()
 
     @property
+    @abstractmethod
     def addresses(self) -> str:
         """Return the address by which producers reach the servers."""
-        raise NotImplementedError
 
     @property
     def consumer_address(self) -> str:

@@ -1,4 +1,4 @@
-"""What a storm strikes: a center of some servers on databases, a broker and Consul of its own, with a proxy in every connection.
+"""The world of a storm: a center of some servers on databases, a broker and Consul of its own, with a proxy in every connection.
 
 Everything is on this machine, on free ports of loopback, in one folder.
 """
@@ -46,7 +46,7 @@ _SKEWED = [sys.executable, "-m", "tmc_storm.services.skewed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What there is. brokers: nodes of one RabbitMQ cluster.  consul: servers register there, and consumers find them there."""
+    """The form of a world. brokers: nodes of one RabbitMQ cluster.  consul: servers register there, and consumers find them there."""
 
     store: Store = Store.SQLITE
     delivery: Delivery = "builtin"

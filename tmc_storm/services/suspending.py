@@ -1,4 +1,4 @@
-"""What is the same for all services that run as one process of ours."""
+"""Suspending a service, the same for all that run as one process of ours."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ORDERS_APP, STOCK_APP, MAIL_APP = "storm-orders", "storm-stock", "storm-mail"
 PAID, SHIPPED, ACCOUNT = "storm.paid", "storm.shipped", "storm.account"
 TOPICS = (PAID, SHIPPED, ACCOUNT)
 SUBSCRIPTIONS = {STOCK_APP: (PAID, SHIPPED, ACCOUNT), MAIL_APP: (PAID, ACCOUNT)}
-"""Which service gets messages of which topics."""
+"""The topics of which each service gets messages."""
 
 _books = sa.MetaData()
 
@@ -35,7 +35,7 @@ sent = sa.Table(
     sa.Column("is_refused", sa.Boolean, nullable=False),  # by its handlers, always
     sa.Column("due_ms", sa.BigInteger, nullable=False),  # not to be handled before; 0: at once
 )
-"""What must arrive: written in the transactions that send it."""
+"""The messages that must arrive: written in the transactions that send them."""
 
 effect = sa.Table(
     "storm_effect",
@@ -47,7 +47,7 @@ effect = sa.Table(
     sa.Column("at_ms", sa.BigInteger, nullable=False),
     sa.Column("is_intact", sa.Boolean, nullable=False),  # topic, key and body are what was sent
 )
-"""What arrived: written in the transactions of the handlers."""
+"""The effects: written in the transactions of the handlers."""
 
 
 def sealed(topic: str, key: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a program of the shop is told: a JSON file."""
+"""Settings of a program of the shop, in a JSON file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who answers a check: the ledger that a message was prepared with, or the function of its topic."""
+"""A check is answered by the ledger that its message was prepared with, or by the function of its topic."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tmc_storm.plan import Ending, Fault, Strike, literal_plan, random_plan, smaller, survey_plan
 
@@ -56,7 +56,7 @@ def test_a_survey_strikes_each_kind_once_and_alone() -> None:
         assert after.at_s >= before.at_s + before.lasts_s + 5
 
 
-def _fails(*culprits: int) -> tuple[list[int], object]:
+def _fails(*culprits: int) -> tuple[list[int], Callable[[Sequence[Strike]], bool]]:
     runs: list[int] = []
 
     def fails(strikes: Sequence[Strike]) -> bool:
@@ -71,6 +71,6 @@ def test_what_is_left_of_a_failing_run_is_what_makes_it_fail() -> None:
     assert smaller(strikes, lambda _: True) == []
     for culprits in ((7,), (3, 40), (0, 20, 21)):
         runs, fails = _fails(*culprits)
-        kept = smaller(strikes, fails)  # type: ignore[arg-type]
+        kept = smaller(strikes, fails)
         assert [strike.number for strike in kept] == list(culprits)
         assert len(runs) < 100
