@@ -1,6 +1,6 @@
-"""The world of a storm: a center of some servers on databases, a broker and Consul of its own, with a proxy in every connection.
+"""The world of a storm: a center on databases, a broker and Consul of its own, with a proxy in every connection.
 
-Everything is on this machine, on free ports of loopback, in one folder.
+Everything is on this machine, on free ports of loopback.
 """
 
 from __future__ import annotations
