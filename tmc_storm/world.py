@@ -46,7 +46,7 @@ _SKEWED = [sys.executable, "-m", "tmc_storm.services.skewed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The form of a world. brokers: nodes of one RabbitMQ cluster.  consul: servers register there, and consumers find them there."""
+    """The form of a world. brokers: nodes of one RabbitMQ cluster.  consul: servers register there and consumers find them."""
 
     store: Store = Store.SQLITE
     delivery: Delivery = "builtin"
