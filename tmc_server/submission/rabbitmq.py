@@ -3,7 +3,8 @@
 A letter is acknowledged when it is stored, or when the broker has confirmed its answer, or its copy in the queue of what
 was refused. Until then the broker keeps it: whatever breaks, it comes again, and every step is idempotent.
 
-The queue has a single active consumer, so that while one server hands over to another the order is kept.
+A server begins to read when no other reads any more: one that waited at the queue would get letters out of order. A single
+active consumer, for when two begin at once.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ log = EventLog("tmc.submission")
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 _AGAIN_S = 1.0  # before a queue whose channel was closed is opened again
 _CLOSE_S = 5.0
+_LOOK_S = 0.2  # between two looks at whether another server reads
+_PATIENT_LOOKS = 300  # a minute: longer than the broker takes to give up a server that hangs
 _DIFFERS = 406  # it was declared otherwise by somebody else
 _PERSISTENT = 2
 _SHORT = 255  # bytes of a property, and of a header's name
@@ -237,10 +240,28 @@ class _Queue:
     def _on_declared(self, _frame: object) -> None:
         self._declaring = ""
         self._channel.add_on_cancel_callback(lambda _frame: self._close())  # it was deleted
-        self._channel.basic_qos(prefetch_count=WINDOW, callback=self._on_qos)
+        self._channel.basic_qos(prefetch_count=WINDOW, callback=lambda _frame: self._await_turn())
 
-    def _on_qos(self, _frame: object) -> None:
-        self._channel.basic_consume(self.place.queue, self._on_message, callback=self._on_consuming)
+    def _await_turn(self, was_free: bool = False, looks: int = 1) -> None:
+        """Consume when nobody else does, at two looks.
+
+        When a channel closes, RabbitMQ ends its consumer first: one that waits gets what is ready then, and what the channel
+        held comes behind that, out of order.
+        """
+        if self._channel is not None and self._channel.is_open:
+            look = partial(self._on_look, was_free, looks)
+            self._channel.queue_declare(self.place.queue, passive=True, callback=look)
+
+    def _on_look(self, was_free: bool, looks: int, frame: Any) -> None:
+        is_free = frame.method.consumer_count == 0
+        if is_free and was_free:
+            self._channel.basic_consume(self.place.queue, self._on_message, callback=self._on_consuming)
+            return
+        if looks == _PATIENT_LOOKS and self._is_news():
+            log.warning(
+                "submit_queue_taken", "%s is not read: it has another consumer, which does not end", self.place.queue
+            )
+        self._connection.ioloop.call_later(_LOOK_S, partial(self._await_turn, is_free, looks + 1))
 
     def _on_consuming(self, _frame: object) -> None:
         self._reader.in_trouble.discard(self.place)
