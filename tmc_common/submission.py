@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
+from tmc_common.cloud_events import KAFKA_PREFIX
 from tmc_common.signatures import netstring
 
 QUEUES = "tmc.submit"
@@ -21,10 +22,9 @@ DIRECT_REPLIES = "amq.rabbitmq.reply-to"
 DEAD = "dead"
 """In place of a tag: the queue of what was refused."""
 
-AMQP_PREFIX, KAFKA_PREFIX = "cloudEvents:", "ce_"
+AMQP_PREFIX = "cloudEvents:"
 PREFIXES = (AMQP_PREFIX, KAFKA_PREFIX, "cloudEvents_", "ce-")
 """Headers that begin so are attributes. The binding for AMQP allows two prefixes, and HTTP's is the usual mistake."""
-VERSION = "1.0"
 
 # Attributes of CloudEvents.
 SPECVERSION, ID, SOURCE, TYPE, SUBJECT = "specversion", "id", "source", "type", "subject"

@@ -12,10 +12,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tmc_client.forks import watch_forks
 from tmc_client.outbox.entries import Entry, Failure, Trouble
-from tmc_client.outbox.rabbitmq_target import KEY
+from tmc_common.cloud_events import record_headers
 from tmc_common.headers import ORDER_KEY
 
 _TIMEOUT_S = 10.0
+_SOURCE = "/tmc/outbox"  # CloudEvents demand one, and an outbox knows no name of its service
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.INVALID_MSG_SIZE,
@@ -78,7 +79,8 @@ class KafkaTarget:
 
     def _produce(self, producer: Producer, entry: Entry, answers: dict[int, Failure | None]) -> None:
         order = {ORDER_KEY: entry.order_key} if entry.order_key else {}
-        headers = {**entry.headers, **order, KEY: entry.key, "tmc-message-id": entry.attempt_id.hex()}
+        event = {"id": entry.attempt_id.hex(), "source": _SOURCE, "type": entry.topic, "subject": entry.key}
+        headers = record_headers(event, entry.content_type, {**entry.headers, **order})
         try:
             producer.produce(
                 self._topic(entry),

@@ -14,12 +14,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from tmc_common.cloud_events import record_headers
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import FORWARD_KEY, ORDER_KEY
+from tmc_server.delivery.cloud_events import attributes_of
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, Destination, Window
 from tmc_server.domain.consumption import QueueLook
-from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.delivery import Copy, ForwardAnswers, ForwarderUnavailable
@@ -106,8 +107,7 @@ class KafkaForwarder:
         assert forward is not None
         # Messages of one order key belong into one partition.
         key = copy.headers.get(FORWARD_KEY) or forward.key or copy.headers.get(ORDER_KEY) or copy.key
-        message_id = str(MessageId(copy.topic, copy.producer, copy.shard, copy.number))
-        headers = {**copy.headers, "tmc-message-id": message_id, "tmc-attempt": str(copy.attempt)}
+        headers = record_headers(attributes_of(copy, self._catalog.current), copy.content_type, copy.headers)
         on_delivery = self._on(copy, alone=producer is self._alone)
         try:
             producer.produce(

@@ -14,7 +14,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import ssl
 import threading
 import time
@@ -35,12 +34,12 @@ from tmc_common.eventlog import EventLog
 from tmc_common.headers import context_of
 from tmc_common.limited import UNCOMPRESSED, read_body_async
 from tmc_common.mismatch import spoken_instead
+from tmc_server.delivery.cloud_events import json_event
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, Destination, Window
 from tmc_server.domain.catalog import WEBHOOK, WEBHOOK_BATCH, Catalog, DeliveryKeys, Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.egress import Egress
-from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import Endpoint
@@ -63,7 +62,6 @@ _EXCERPT_S, _EXCERPT_BYTES, _EXCERPT_CHARACTERS = 1.0, 4_096, 200  # of the body
 _LONGEST_WAIT_S = 600.0  # that a target may ask for
 _STOP_S = 10.0
 _AWAY = (429, 502, 503, 504)
-_TRACE = ("traceparent", "tracestate")  # attributes of CloudEvents have these names, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +386,7 @@ def _place(target: str) -> str:
 
 
 def _request(forward: Forward, endpoint: Endpoint, copies: Sequence[Copy], catalog: Catalog) -> httpx.Request:
-    events = [_event(copy, catalog) for copy in copies]
+    events = [json_event(copy, catalog) for copy in copies]
     is_batch = forward.kind == WEBHOOK_BATCH
     body = msgspec.json.encode(events if is_batch else events[0])
     headers = {
@@ -421,37 +419,6 @@ def signatures(keys: DeliveryKeys, webhook_id: str, body: bytes, now_s: int | No
         "Webhook-Timestamp": at,
         "Webhook-Signature": " ".join(f"v1,{each}" for each in signed),
     }
-
-
-def _event(copy: Copy, catalog: Catalog) -> dict[str, object]:
-    """Return the copy as a CloudEvent in its JSON form."""
-    subscription = catalog.subscriptions[copy.subscription]
-    event: dict[str, object] = {
-        "specversion": "1.0",
-        "id": str(MessageId(copy.topic, copy.producer, copy.shard, copy.number)),
-        "source": f"/tmc/{catalog.apps[copy.producer].id}",
-        "type": catalog.topics[copy.topic].name,
-        "subject": copy.key,
-        "datacontenttype": copy.content_type,
-        "tmcattempt": int(copy.attempt),
-        "tmcsubscriber": f"{catalog.apps[subscription.app].id}.{subscription.tag}",
-    }
-    event |= {name: text for name, text in copy.headers.items() if name in _TRACE}
-    others = {name: text for name, text in copy.headers.items() if name not in _TRACE}
-    if others:
-        event["tmcheaders"] = json.dumps(others, ensure_ascii=False)
-    data = _json_data(copy)
-    return event | ({"data": data} if data is not None else {"data_base64": copy.body})
-
-
-def _json_data(copy: Copy) -> msgspec.Raw | None:
-    """The body as it is, if it is what its content type says. None: it is no JSON."""
-    kind = copy.content_type.partition(";")[0].strip().lower()
-    if kind == "application/json" or kind.endswith("+json"):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            msgspec.json.decode(copy.body)
-            return msgspec.Raw(copy.body)
-    return None
 
 
 async def _meaning(response: httpx.Response) -> _Outcome:

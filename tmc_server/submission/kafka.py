@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tmc_common import submission as wire
+from tmc_common.cloud_events import KAFKA_PREFIX
 from tmc_common.eventlog import EventLog
 from tmc_server.submission.answers import JSON, OpenIntake, Settled
 from tmc_server.submission.intake import WINDOW, Intake
@@ -265,7 +266,7 @@ class KafkaReader:
         letter = settled.letter
         if outgoing.is_buried:
             target, body = f"{reading.topic.rpartition('.')[0]}.{wire.DEAD}", letter.body
-            attributes = {f"{wire.KAFKA_PREFIX}{name}": value for name, value in letter.attributes.items()}
+            attributes = {f"{KAFKA_PREFIX}{name}": value for name, value in letter.attributes.items()}
             headers = {**letter.headers, **attributes, _CONTENT_TYPE: letter.content_type, **settled.notes}
         else:
             target, body = letter.reply_to, settled.reply

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tmc_common import submission as wire
+from tmc_common.cloud_events import VERSION
 from tmc_common.headers import FORWARD_KEY
 from tmc_common.signatures import key_id, key_id_of, verify
 from tmc_server.domain.catalog import App, SubmitQueue
@@ -117,8 +118,8 @@ def may_reply_to(name: str, app: str) -> bool:
 
 def _of_cloud_event(letter: Letter) -> Step:
     given = letter.attributes
-    if given.get(wire.SPECVERSION) != wire.VERSION:
-        raise InvalidField(wire.SPECVERSION, f"be {wire.VERSION}")
+    if given.get(wire.SPECVERSION) != VERSION:
+        raise InvalidField(wire.SPECVERSION, f"be {VERSION}")
     if any(name.startswith("tmc") and name not in wire.EXTENSIONS for name in given):
         raise InvalidField(
             "attributes", "not have names that begin with tmc, other than those of docs/submit-queues.md"

@@ -66,14 +66,18 @@ def test_messages_arrive_with_key_headers_and_id(brokers: str) -> None:
     plain, ordered = an_entry(), an_entry(order_key="alice")
     assert target.send([plain, ordered]) == [None, None]
     target.close()
-    found = {dict(message.headers())["tmc-key"]: message for message in _received(brokers, "order.paid", 2)}
+    found = {dict(message.headers())["ce_subject"]: message for message in _received(brokers, "order.paid", 2)}
     assert found[plain.key.encode()].key() == plain.key.encode()
     assert found[ordered.key.encode()].key() == b"alice"
     assert dict(found[ordered.key.encode()].headers()) == {
         "h": b"1",
-        "tmc-key": ordered.key.encode(),
         "tmc-order-key": b"alice",
-        "tmc-message-id": ordered.attempt_id.hex().encode(),
+        "ce_specversion": b"1.0",
+        "ce_id": ordered.attempt_id.hex().encode(),
+        "ce_source": b"/tmc/outbox",
+        "ce_type": b"order.paid",
+        "ce_subject": ordered.key.encode(),
+        "content-type": b"text/plain",
     }
 
 

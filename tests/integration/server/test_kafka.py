@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event
 from confluent_kafka import Consumer, KafkaError
 
 from tests.support.outlet import RecordedAnswers, SomeCatalog, a_copy
@@ -50,23 +51,56 @@ def test_a_confirm_is_the_ack(bench: Bench) -> None:
     assert bench.outlet.look(1) == QueueLook(consumers=1)
 
 
-def test_what_arrives_carries_key_headers_and_id(bench: Bench) -> None:
+def test_what_arrives_carries_key_and_headers(bench: Bench) -> None:
     plain, own, subscribed = a_copy(1), a_copy(1, headers={"tmc-forward-key": "own"}), a_copy(2)
     ordered = a_copy(1, headers={"tmc-order-key": "alice"})
     bench.send(plain, own, subscribed, ordered)
     eventually(lambda: len(bench.answers.acknowledged) == 4)
+    got = {message.key(): message for message in _received(bench, 4)}
+    assert {(key, message.value()) for key, message in got.items()} == {
+        (key, b"hello") for key in (b"key", b"of the subscription", b"own", b"alice")
+    }
+    assert dict(got[b"alice"].headers())["tmc-order-key"] == b"alice"
+
+
+def test_a_record_is_a_cloud_event(bench: Bench) -> None:
+    copy = a_copy(
+        1, body=b'{"n": 1}', content_type="application/json", headers={"shop": "1", "ce_id": "x", "Content-Type": "y"}
+    )
+    bench.send(copy)
+    (message,) = _received(bench, 1)
+    headers = dict(message.headers())
+    event = from_binary_event(KafkaMessage(headers=headers, key=None, value=message.value()))
+    attributes = event.get_attributes()
+    attributes.pop("time")  # of the library
+    assert attributes == {
+        "specversion": "1.0",
+        "id": f"1-1-03-{copy.number}",
+        "source": "/tmc/orders",
+        "type": "t1",
+        "subject": "key",
+        "datacontenttype": "application/json",
+        "tmcattempt": "1",
+        "tmcsubscriber": "consumer.default",
+    }
+    assert event.get_data() == {"n": 1}
+    own = {name: text for name, text in headers.items() if not name.startswith("ce_") and name != "content-type"}
+    assert own == {"shop": b"1", "tmc-user-ce_id": b"x", "tmc-user-Content-Type": b"y"}
+
+
+def _received(bench: Bench, count: int) -> list[Any]:
     (broker,) = bench.outlet._producer.list_topics(timeout=5).brokers.values()
     reader = Consumer(
         {"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "t", "auto.offset.reset": "earliest"}
     )
     reader.subscribe(["events"])
-    got = {}
-    while len(got) < 4:
+    found: list[Any] = []
+    while len(found) < count:
         message = reader.poll(1)
         if message is not None and message.error() is None:
-            got[dict(message.headers())["tmc-message-id"]] = (message.key(), message.value())
+            found.append(message)
     reader.close()
-    assert set(got.values()) == {(key, b"hello") for key in (b"key", b"of the subscription", b"own", b"alice")}
+    return found
 
 
 def test_a_message_that_is_too_large_for_kafka_is_failed_at_once_and_alone() -> None:

@@ -69,7 +69,7 @@ def test_a_forward_reaches_its_topic_whatever_happens_to_the_broker(center: Runn
     eventually(lambda: {each.value() for each in read.all()} == {b"%d" % number for number in range(200)})
     (one, *_) = [each for each in read.records if each.value() == b"7"]
     headers = {name: value.decode() for name, value in one.headers()}
-    assert (one.key(), headers["tmc-attempt"]) == (b"k7", "1")
+    assert (one.key(), headers["ce_subject"], headers["ce_tmcattempt"]) == (b"k7", "k7", "1")
     eventually(lambda: center.detail("order.events", "k150").consumptions)
     failed = center.run_admin("list-consumptions", "order.events", "--app", "analytics", "--state", "failed", "--json")
     assert '"key"' not in failed.stdout  # an outage uses up no retries

@@ -1,0 +1,29 @@
+"""Messages as CloudEvents in the binary mode of Kafka; docs/wire.md describes the records for their readers.
+
+Source: CloudEvents 1.0.2, Kafka protocol binding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tmc_common.headers import PREFIX
+
+VERSION = "1.0"
+KAFKA_PREFIX = "ce_"
+_CONTENT_TYPE = "content-type"
+
+
+def record_headers(attributes: Mapping[str, str], content_type: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a record: the event's attributes, its content type, and the message's own headers.
+
+    attributes: all but specversion. Headers of the message that would be taken for an attribute are sent under PREFIX.
+    """
+    event = {KAFKA_PREFIX + name: text for name, text in {"specversion": VERSION, **attributes}.items()}
+    own = {PREFIX + name if _is_the_events(name) else name: text for name, text in headers.items()}
+    return {**own, **event, _CONTENT_TYPE: content_type}
+
+
+def _is_the_events(name: str) -> bool:
+    lowered = name.lower()
+    return lowered.startswith(KAFKA_PREFIX) or lowered == _CONTENT_TYPE
