@@ -98,6 +98,7 @@ def _database_url(value: SecretStr) -> SecretStr:
     try:
         url = make_url(value.get_secret_value())
         known = url.get_backend_name() in ("sqlite", "mysql", "mariadb") or url.drivername in _POSTGRESQL
+        known = known and "@" not in (url.host or "")  # a password that is not encoded
     except (ArgumentError, ValueError):
         known = False
     if not known:

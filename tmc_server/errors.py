@@ -117,7 +117,7 @@ class ContentDiffers(TmcError):
 
 
 class CredentialsMissing(TmcError):
-    text = "Say who you are: connect(app=..., key=...), or metadata 'tmc-app' and 'authorization: Bearer KEY'."
+    text = "Say who you are: connect(app=..., key=...), or 'tmc-app' and 'authorization: Bearer KEY' as metadata or headers."
     reason = "CREDENTIALS_MISSING"
 
 

@@ -130,6 +130,12 @@ MISTAKES = [
         says="store.catalog: give postgresql://user:***@host:5432/database, mariadb+mysqldb://user:***@host:3306/database",
     ),
     Mistake(
+        id="password not encoded",
+        arguments="init",
+        environment={"TMC_STORE__CATALOG": f"postgresql://tmc:a@{SECRET}@db:5432/tmc"},
+        says="special characters of a password are percent-encoded",
+    ),
+    Mistake(
         id="no broker URL",
         arguments="serve",
         environment={"TMC_RABBITMQ__URL": f"amqp://a:{SECRET}/x@h"},

@@ -130,7 +130,7 @@ class Outlets:
             try:
                 made[name] = entry.load()(self._catalog, self.answers, wake, *ours.get(name, []))
             except (ImportError, ForwarderUnavailable) as exc:
-                log.info("forwarder_missing", "this server forwards nothing to %s: %s", name, exc)
+                log.debug("forwarder_missing", "this server forwards nothing to %s: %s", name, exc)
         return made
 
     def examine(self, forward: Forward) -> None:

@@ -299,7 +299,9 @@ class Catalog:
         """The topic if the app owns it; the same error for foreign and missing ones."""
         topic = self.topic_by_name.get(name)
         if topic is None or topic.owner != app.number:
-            raise TopicUnknown
+            raise TopicUnknown(
+                f"There is no topic {name!r} that {app.id!r} may use: register it with that owner, or check the name."
+            )
         return topic
 
     def consumable(self, topic_number: int, app: App, tag: str) -> Subscription:

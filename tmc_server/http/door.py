@@ -134,12 +134,13 @@ class Door:
                 headers=[(b"connection", b"close")],
             )
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != _JSON.encode() or headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            # Pages of other origins cannot send this content type without asking, which is refused.
-            return _Problem(
-                status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                sentence=f"Send the request uncompressed, with the content type {_JSON}.",
-            )
+        unfit = ""
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            unfit = "Send the request uncompressed."
+        elif kind != _JSON.encode():  # pages of other origins cannot send this one without asking, which is refused
+            unfit = f"Send the request with the content type {_JSON}."
+        if unfit:
+            return _Problem(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence=unfit)
         if int(headers.get(b"content-length", b"0")) > most_bytes:
             return _Problem(
                 status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
