@@ -38,6 +38,27 @@ PLANTED = {
         "return None if transition is None else replace(row, state=transition.to, due_ms=None)",
         "return None",
     ),
+    "a rollback commits": Edit(
+        "tmc_server/store/messages.py",
+        "    event = MessageEvent.SUBMIT if operation.commit else MessageEvent.ROLLBACK\n    outcome = decide(",
+        "    event = MessageEvent.SUBMIT\n    outcome = decide(",
+    ),
+    "the first failure is the last": Edit(
+        "tmc_server/domain/consumption.py",
+        "exhausted = budget.is_used_up(row, policy, now + wait_ms, counts=counts)",
+        "exhausted = True",
+    ),
+    "a body loses its last byte": Edit(
+        "tmc_server/store/copies.py", "            body=row.body,", "            body=row.body[:-1],"
+    ),
+    "a message of an order key waits for nobody": Edit(
+        "tmc_server/store/lines.py", "return line.last, line.head != number", "return line.last, False"
+    ),
+    "what failed is due again in an hour": Edit(
+        "tmc_server/domain/consumption.py",
+        "wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms",
+        "wait_ms = 3_600_000",
+    ),
 }
 FOUND_AS = {
     "a delivery does not wait for its delay": ("sqlite", {"early"}),
@@ -46,6 +67,11 @@ FOUND_AS = {
     "a handler that fails is acked": ("sqlite", {"lost"}),
     "what is not in the ledger was committed": ("mariadb", {"ghost"}),
     "a relay sends nothing": ("sqlite", {"lost"}),
+    "a rollback commits": ("sqlite", {"ghost"}),
+    "the first failure is the last": ("sqlite", {"human work"}),
+    "a body loses its last byte": ("sqlite", {"human work"}),
+    "a message of an order key waits for nobody": ("sqlite", {"human work"}),
+    "what failed is due again in an hour": ("sqlite", {"unfinished"}),
     "14-ledger-fence": ("mariadb", {"lost"}),
     "31-fence": ("postgresql", {"lost"}),
     "406-inbox-down": ("mariadb", {"human work"}),
