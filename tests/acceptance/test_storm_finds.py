@@ -54,6 +54,7 @@ PLANTED = {
     "a message of an order key waits for nobody": Edit(
         "tmc_server/store/lines.py", "return line.last, line.head != number", "return line.last, False"
     ),
+    "nobody is checked": Edit("tmc_server/store/due_checks.py", "return self._look.due()", "return []"),
     "what failed is due again in an hour": Edit(
         "tmc_server/domain/consumption.py",
         "wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms",
@@ -71,6 +72,7 @@ FOUND_AS = {
     "the first failure is the last": ("sqlite", {"human work"}),
     "a body loses its last byte": ("sqlite", {"human work"}),
     "a message of an order key waits for nobody": ("sqlite", {"human work"}),
+    "nobody is checked": ("sqlite", {"unfinished"}),
     "what failed is due again in an hour": ("sqlite", {"unfinished"}),
     "14-ledger-fence": ("mariadb", {"lost"}),
     "31-fence": ("postgresql", {"lost"}),
