@@ -49,6 +49,7 @@ class KafkaTarget:
             "acks": "all",
             "message.timeout.ms": round(_TIMEOUT_S * 1000),
             "linger.ms": 5,
+            "log_level": 0,  # it would write to standard error; what fails is in the Failure
         } | dict(settings or {})
         self._topic = topic
         self._reset()

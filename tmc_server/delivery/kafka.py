@@ -54,6 +54,7 @@ class KafkaForwarder:
             "acks": "all",
             "message.timeout.ms": 10_000,
             "linger.ms": 5,
+            "log_level": 0,  # it would write to standard error, beside our log; what fails is said here
         } | dict(settings)
         if not settings:
             raise ForwarderUnavailable("[kafka] bootstrap is not set")
@@ -164,9 +165,10 @@ class KafkaForwarder:
         """Do nothing: the center's consumers do not read from Kafka."""
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        if self._producer is None:
+        destination = self._destination(subscription)
+        if self._producer is None or self._window.rests(destination):
             return None
-        return QueueLook(consumers=1, unwritten=frozenset(self._destination(subscription).unconfirmed))
+        return QueueLook(consumers=1, unwritten=frozenset(destination.unconfirmed))
 
     def _destination(self, subscription: SubscriptionNumber) -> Destination:
         return self._destinations.setdefault(subscription, Destination(f"kafka for subscription {subscription}"))

@@ -7,6 +7,7 @@ copy goes into a queue, the queue is inspected: while the first may still be in 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -16,11 +17,15 @@ from tmc_server.domain.ports.delivery import Claimed, DueWork, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 
+_RESTART_S = 60.0  # a consumer that is deployed anew is no reason to wake somebody
 _EXHAUSTED_EVERY = 20  # passes between searches for exhausted rows while a subscription has no room
 
 
 class Redelivering:
-    """page: rows of one subscription claimed in one transaction.  on_abandoned: called with a queue that nobody reads."""
+    """page: rows of one subscription claimed in one transaction.
+
+    on_abandoned: called with a queue that nobody has read for as long as a consumer may take to start again.
+    """
 
     def __init__(
         self,
@@ -28,11 +33,14 @@ class Redelivering:
         outlet: Outlet,
         page: int = 200,
         on_abandoned: Callable[[SubscriptionNumber, QueueLook], None] = lambda _subscription, _look: None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._work = work
         self._outlet = outlet
         self._page = page
         self._on_abandoned = on_abandoned
+        self._monotonic = monotonic
+        self._unread_since: dict[SubscriptionNumber, float] = {}
         self._passes: Counter[tuple[Shard, SubscriptionNumber]] = Counter()
 
     def run_once(self) -> bool:
@@ -69,8 +77,12 @@ class Redelivering:
         claimed = work.claim(shard, subscription, self._page, look, exhausted_only=False)
         if not claimed.moved:
             claimed = self._look_for_exhausted(work, shard, subscription, look)
-        if claimed.held and not look.consumers:
-            self._on_abandoned(subscription, look)
+        if look.consumers:
+            self._unread_since.pop(subscription, None)
+        elif claimed.held:
+            since = self._unread_since.setdefault(subscription, self._monotonic())
+            if self._monotonic() - since >= _RESTART_S:
+                self._on_abandoned(subscription, look)
         return claimed
 
     def _look_for_exhausted(

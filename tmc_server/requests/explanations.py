@@ -136,8 +136,10 @@ def _explain_undecided(check: CheckView, created_ms: int, now: int) -> Explanati
         reason = _reason_of(check.last_answer)
         if reason in _OF_TARGET:
             why, what = Why.CHECK_TARGET_WRONG, "its service cannot be asked as its topic says, since"
-        elif reason in (CheckReason.NOT_NOW, CheckReason.WRONG_LEDGER):
+        elif reason is CheckReason.NOT_NOW:
             why, what = Why.CHECK_SCHEDULED, "its service has been unable to know since"
+        elif reason is CheckReason.WRONG_LEDGER:
+            why, what = Why.PRODUCER_UNREACHABLE, "no instance that was asked has its ledger, since"
         elif reason is not None and not reason.of_service:
             why, what = Why.CHECK_BROKEN, "its check endpoint has given no valid answer since"
         elif reason is CheckReason.NOT_ASKED:

@@ -181,6 +181,7 @@ def test_brokers_that_are_away_count_nothing() -> None:
     assert outlet.reserve(1, 1) == 1
     outlet.deliver([a_copy(1)])
     eventually(lambda: answers.given_back)
+    assert outlet.look(1) is None  # it is away
     assert (answers.refused, answers.acknowledged) == ([], [])
     assert outlet.reserve(1, 1) == 0  # a pause of its own
     outlet.stop()

@@ -262,8 +262,11 @@ def test_a_consumer_that_the_broker_never_answers_starts_over(
     assert len(asked) == 2
 
 
-def test_nobody_reads_for_a_while(center: RunningCenter, orders: tmc.Center, rabbitmq: RabbitMQ) -> None:
+def test_nobody_reads_for_a_while(
+    center: RunningCenter, orders: tmc.Center, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """20,000 messages, twelve retry intervals without a consumer: at most one extra copy each, none given up."""
+    monkeypatch.setattr("tmc_server.duties.redelivering._RESTART_S", 3.0)
     app, topic, count = f"app{next(_names)}", _topic(), 20_000
     subscription = center.subscribe(
         topic, app, retry=types_pb2.RetryPolicy(interval_ms=500, max_retry=2), topic_settings={"spread": 4}
