@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -23,11 +24,22 @@ DELIVERY_LIMIT = 3
 _LOOK_FOR_S = 1.0
 _HEARTBEAT_S = 12
 _ANSWER_S = 3.0  # a queue without a leader never answers, on a connection that is well
-_REST_S = 60.0  # before a queue that did not answer is asked again
+_FIRST_REST_S, _LONGEST_REST_S = 3.0, 60.0  # before a queue that did not answer is asked again
 _NOT_FOUND = 404
 _NOT_ALLOWED = 403
 _LOOK_AGAIN_S = 60.0  # for queues that somebody deleted, although nothing is published to them
 _LOOKS_AT_ONCE = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rest:
+    """A queue is not asked until then, on the monotonic clock. seconds: how long this rest is."""
+
+    until: float
+    seconds: float
+
+
+_NO_REST = _Rest(until=0.0, seconds=0.0)
 
 
 class RabbitQueues:
@@ -67,7 +79,7 @@ class RabbitQueues:
         self._refused: set[str] = set()
         self._silent: set[str] = set()
         self._missing: set[str] = set()
-        self._resting: dict[str, float] = {}  # did not answer: not asked before then
+        self._resting: dict[str, _Rest] = {}
         self._heard = 0.0
         self._looks: dict[str, tuple[float, tuple[int, int] | None]] = {}
         # Queues of removed subscriptions: not looked at before then; whether they were empty the last time.
@@ -98,7 +110,7 @@ class RabbitQueues:
         }
         self._delete_left_over(removed - set(wanted))
         undeclared = [name for name in wanted if name not in self._declared]
-        undeclared.sort(key=lambda name: self._resting.get(name, 0.0))  # those that did not answer come last
+        undeclared.sort(key=lambda name: self._resting.get(name, _NO_REST).until)  # those that did not answer come last
         unknown = len(self._known)
         try:
             for name in undeclared:
@@ -164,7 +176,10 @@ class RabbitQueues:
         return queue in self._known
 
     def _rests(self, name: str) -> bool:
-        return time.monotonic() < self._resting.get(name, 0.0)
+        return time.monotonic() < self._resting.get(name, _NO_REST).until
+
+    def _let_rest(self, name: str, seconds: float) -> None:
+        self._resting[name] = _Rest(until=time.monotonic() + seconds, seconds=seconds)
 
     def _keep_alive(self) -> None:
         rested = time.monotonic() - self._heard >= _HEARTBEAT_S / 3
@@ -197,7 +212,7 @@ class RabbitQueues:
                 kind = "queue differs" if exists else "queue refuses"
                 self._raise_alert(kind, subscription, f"{name} cannot be declared: {exc.reply_text}")
             if not exists:
-                self._resting[name] = time.monotonic() + _REST_S
+                self._let_rest(name, _LONGEST_REST_S)
                 return
         except AMQPError:
             self._drop()
@@ -222,16 +237,19 @@ class RabbitQueues:
 
     @contextmanager
     def _patience(self, name: str) -> Iterator[None]:
-        """Limit the wait for a queue, and for a minute skip one that did not answer."""
+        """Limit the wait for a queue, and skip one that did not answer: for seconds at first, then for up to a minute."""
         began = time.monotonic()
         try:
             with answered_within(self._connection, _ANSWER_S):
                 yield
         except AMQPError:
             if time.monotonic() - began >= _ANSWER_S:
-                log.warning("queue_silent", "queue %s does not answer: it is left alone for %g s", name, _REST_S)
-                self._resting[name] = time.monotonic() + _REST_S
+                seconds = min(max(_FIRST_REST_S, 2 * self._resting.get(name, _NO_REST).seconds), _LONGEST_REST_S)
+                log.warning("queue_silent", "queue %s does not answer: it is left alone for %g s", name, seconds)
+                self._let_rest(name, seconds)
             raise
+        else:
+            self._resting.pop(name, None)
 
     def heal(self, queue: str, silent: bool = False, missing: bool = False) -> None:
         """Declare it again at the next run. silent: it exists but does not answer.  missing: it was deleted."""

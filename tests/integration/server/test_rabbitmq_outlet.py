@@ -615,6 +615,33 @@ def test_a_queue_that_never_answers_is_left_alone_and_holds_up_no_other(
     assert bench.send(2) == 1
 
 
+def test_a_queue_rests_for_longer_each_time_until_it_answers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._ANSWER_S", 0.05)
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LOOK_FOR_S", 0.0)
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._FIRST_REST_S", 0.01)
+    monkeypatch.setattr("tmc_server.delivery.rabbitmq_queues._LONGEST_REST_S", 0.04)
+    declare = pika.channel.Channel.queue_declare
+
+    def silent(times: int) -> list[str]:
+        caplog.clear()
+        monkeypatch.setattr("pika.channel.Channel.queue_declare", lambda *_args, **_keywords: None)
+        eventually(lambda: bench.outlet.look(1) or len(_rests(caplog)) >= times)
+        monkeypatch.setattr("pika.channel.Channel.queue_declare", declare)
+        eventually(lambda: bench.outlet.look(1))
+        return _rests(caplog)[:times]
+
+    eventually(lambda: bench.room(1))
+    assert silent(4) == ["0.01 s", "0.02 s", "0.04 s", "0.04 s"]
+    assert silent(1) == ["0.01 s"]
+
+
+def _rests(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records]
+    return [line.rpartition(" for ")[2] for line in lines if "does not answer: it is left alone" in line]
+
+
 def _without_time(look: QueueLook | None) -> QueueLook | None:
     return replace(look, still_ms=0) if look is not None else None
 
