@@ -3,6 +3,7 @@ FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libmariadb-dev pkg-config
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
+COPY protos protos
 COPY tmc_common tmc_common
 COPY tmc_client tmc_client
 COPY tmc_server tmc_server

@@ -21,7 +21,8 @@ def record_headers(attributes: Mapping[str, str], content_type: str, headers: Ma
     """
     event = {KAFKA_PREFIX + name: text for name, text in {"specversion": VERSION, **attributes}.items()}
     own = {PREFIX + name if _is_the_events(name) else name: text for name, text in headers.items()}
-    return {**own, **event, _CONTENT_TYPE: content_type}
+    kind = {_CONTENT_TYPE: content_type} if content_type else {}  # CloudEvents take no empty one
+    return {**own, **event, **kind}
 
 
 def _is_the_events(name: str) -> bool:

@@ -49,13 +49,19 @@ class KafkaTarget:
             "acks": "all",
             "message.timeout.ms": round(_TIMEOUT_S * 1000),
             "linger.ms": 5,
-            "log_level": 0,  # it would write to standard error; what fails is in the Failure
+            "log_level": 0,  # it would write to standard error
+            "error_cb": self._note,
         } | dict(settings or {})
         self._topic = topic
         self._reset()
         watch_forks(self)
 
+    def _note(self, error: KafkaError) -> None:
+        """Keep what librdkafka says of its connections: records that wait for them only time out."""
+        self._last_error = f" {error.str()}"
+
     def _reset(self) -> None:
+        self._last_error = ""
         self._lock = threading.Lock()
         self._producer: Producer | None = None
 
@@ -88,12 +94,17 @@ class KafkaTarget:
                 entry.body,
                 (entry.order_key or entry.key).encode(),
                 headers=list(headers.items()),
-                on_delivery=partial(_delivered, answers, entry.id),
+                on_delivery=partial(self._delivered, answers, entry.id),
             )
         except BufferError:
             answers[entry.id] = Failure(trouble=Trouble.LATER, error="The queue of librdkafka is full.")
         except KafkaException as exc:
             answers[entry.id] = _failure(exc.args[0])
+
+    def _delivered(
+        self, answers: dict[int, Failure | None], number: int, error: KafkaError | None, _message: object
+    ) -> None:
+        answers[number] = None if error is None else _failure(error, self._last_error)
 
     def close(self) -> None:
         with self._lock:
@@ -101,10 +112,8 @@ class KafkaTarget:
                 self._producer.flush(_TIMEOUT_S)
 
 
-def _delivered(answers: dict[int, Failure | None], number: int, error: KafkaError | None, _message: object) -> None:
-    answers[number] = None if error is None else _failure(error)
-
-
-def _failure(error: KafkaError) -> Failure:
-    trouble = Trouble.REFUSED if error.code() in _REFUSED else Trouble.AWAY
-    return Failure(trouble=trouble, error=f"Kafka: {error.str()}")
+def _failure(error: KafkaError, last_error: str = "") -> Failure:
+    """last_error: of the connections; it explains why brokers are away."""
+    if error.code() in _REFUSED:
+        return Failure(trouble=Trouble.REFUSED, error=f"Kafka: {error.str()}")
+    return Failure(trouble=Trouble.AWAY, error=f"Kafka: {error.str()}{last_error}")

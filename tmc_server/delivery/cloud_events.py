@@ -34,7 +34,9 @@ def attributes_of(copy: Copy, catalog: Catalog) -> dict[str, str]:
 def json_event(copy: Copy, catalog: Catalog) -> dict[str, object]:
     """Return a copy as a CloudEvent in its JSON form."""
     event: dict[str, object] = {"specversion": VERSION, **attributes_of(copy, catalog)}
-    event |= {"datacontenttype": copy.content_type, "tmcattempt": int(copy.attempt)}
+    event["tmcattempt"] = int(copy.attempt)
+    if copy.content_type:
+        event["datacontenttype"] = copy.content_type
     event |= {name: text for name, text in copy.headers.items() if name in _TRACE}
     others = {name: text for name, text in copy.headers.items() if name not in _TRACE}
     if others:

@@ -54,11 +54,13 @@ class KafkaForwarder:
             "acks": "all",
             "message.timeout.ms": 10_000,
             "linger.ms": 5,
-            "log_level": 0,  # it would write to standard error, beside our log; what fails is said here
+            "log_level": 0,  # it would write to standard error, beside our log
+            "error_cb": self._note,
         } | dict(settings)
         if not settings:
             raise ForwarderUnavailable("[kafka] bootstrap is not set")
         self._producer: Producer | None = None
+        self._last_error = ""
         self._alone: Producer | None = None  # sends one record at a time
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="tmc-kafka", daemon=True)
@@ -146,7 +148,12 @@ class KafkaForwarder:
         else:
             self._give_back(copy, str(error.str()))
 
+    def _note(self, error: Any) -> None:
+        """Keep what librdkafka says of its connections: records that wait for them only time out."""
+        self._last_error = f" ({error.str()})"
+
     def _give_back(self, copy: Copy, why: str) -> None:
+        why += self._last_error
         failure = self._window.failed(self._destination(copy.subscription))
         METRICS.given_back.labels("connection lost").inc()
         self._answers.give_back([copy], after_ms=round(failure.pause_s * 1000))

@@ -18,6 +18,7 @@ from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 
 _RESTART_S = 60.0  # a consumer that is deployed anew is no reason to wake somebody
+_FORGOTTEN_S = 600.0  # above the longest time for which rows are held before the next look
 _EXHAUSTED_EVERY = 20  # passes between searches for exhausted rows while a subscription has no room
 
 
@@ -40,7 +41,7 @@ class Redelivering:
         self._page = page
         self._on_abandoned = on_abandoned
         self._monotonic = monotonic
-        self._unread_since: dict[SubscriptionNumber, float] = {}
+        self._unread: dict[SubscriptionNumber, tuple[float, float]] = {}  # first and last seen without a consumer
         self._passes: Counter[tuple[Shard, SubscriptionNumber]] = Counter()
 
     def run_once(self) -> bool:
@@ -73,17 +74,25 @@ class Redelivering:
 
     def _turn(self, work: DueWork, shard: Shard, subscription: SubscriptionNumber, look: QueueLook | None) -> Claimed:
         if look is None:
+            self._unread.pop(subscription, None)
             return Claimed()  # its broker is away: nothing is sent, counted or given up meanwhile
         claimed = work.claim(shard, subscription, self._page, look, exhausted_only=False)
         if not claimed.moved:
             claimed = self._look_for_exhausted(work, shard, subscription, look)
         if look.consumers:
-            self._unread_since.pop(subscription, None)
-        elif claimed.held:
-            since = self._unread_since.setdefault(subscription, self._monotonic())
-            if self._monotonic() - since >= _RESTART_S:
-                self._on_abandoned(subscription, look)
+            self._unread.pop(subscription, None)
+        elif claimed.held and self._unread_s(subscription) >= _RESTART_S:
+            self._on_abandoned(subscription, look)
         return claimed
+
+    def _unread_s(self, subscription: SubscriptionNumber) -> float:
+        """Return for how many seconds it was seen without a consumer. Nobody looks while nothing is due."""
+        now = self._monotonic()
+        first, last = self._unread.get(subscription, (now, now))
+        if now - last > _FORGOTTEN_S:
+            first = now
+        self._unread[subscription] = (first, now)
+        return now - first
 
     def _look_for_exhausted(
         self, work: DueWork, shard: Shard, subscription: SubscriptionNumber, look: QueueLook

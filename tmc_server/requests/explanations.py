@@ -240,6 +240,8 @@ def _explain_scheduled(of: Delivery, now: int) -> Explanation:
         where = (
             "webhook is away or busy, or rests after that"
             if forward and forward.is_webhook
+            else "Kafka is away or refuses it, or rests after that"
+            if forward and forward.kind == "kafka"
             else "broker cannot be reached"
         )
         return _because(of, Why.BROKER_AWAY, f"Nothing can be delivered now: its {where}.")

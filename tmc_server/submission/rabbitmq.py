@@ -3,8 +3,7 @@
 A letter is acknowledged when it is stored, or when the broker has confirmed its answer, or its copy in the queue of what
 was refused. Until then the broker keeps it: whatever breaks, it comes again, and every step is idempotent.
 
-A server begins to read when no other reads any more: one that waited at the queue would get letters out of order. A single
-active consumer, for when two begin at once.
+The queue has a single active consumer, so that while one server hands over to another the order is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pika.exceptions import AMQPError
 from pika.spec import Basic
 
 from tmc_common import submission as wire
-from tmc_common.amqp import DAMAGED, NeverOpened, Nodes, give_up, run_connection
+from tmc_common.amqp import DAMAGED, NeverOpened, Nodes, close_with_consumers, give_up, run_connection
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import from_wire, to_wire
 from tmc_server.submission.answers import JSON, OpenIntake, Settled
@@ -37,8 +36,6 @@ log = EventLog("tmc.submission")
 _RECONNECT_S = (0.2, 1.0, 2.0, 5.0)
 _AGAIN_S = 1.0  # before a queue whose channel was closed is opened again
 _CLOSE_S = 5.0
-_LOOK_S = 0.2  # between two looks at whether another server reads
-_PATIENT_LOOKS = 300  # a minute: longer than the broker takes to give up a server that hangs
 _DIFFERS = 406  # it was declared otherwise by somebody else
 _PERSISTENT = 2
 _SHORT = 255  # bytes of a property, and of a header's name
@@ -157,15 +154,20 @@ class RabbitReader:
 
     def _leave(self) -> None:
         """Let go of all queues, and of the connection when their work is done."""
-        left = [queue.leave() for queue in self._queues.values()]
+        queues = list(self._queues.values())
+        left = [queue.leave() for queue in queues]
         self._queues.clear()
         connection = self._connection
         if connection is not None:
+
+            def part() -> None:
+                for queue in queues:
+                    queue.close()  # or the connection would close it, and end its consumer first
+                give_up(connection, _CLOSE_S)
+
             waited = Future[None]()
             threading.Thread(target=_wait_for, args=(left, waited), daemon=True).start()
-            waited.add_done_callback(
-                lambda _: connection.ioloop.add_callback_threadsafe(partial(give_up, connection, _CLOSE_S))
-            )
+            waited.add_done_callback(lambda _: connection.ioloop.add_callback_threadsafe(part))
 
 
 def _wait_for(left: Sequence[Future[None]], waited: Future[None]) -> None:
@@ -239,29 +241,11 @@ class _Queue:
 
     def _on_declared(self, _frame: object) -> None:
         self._declaring = ""
-        self._channel.add_on_cancel_callback(lambda _frame: self._close())  # it was deleted
-        self._channel.basic_qos(prefetch_count=WINDOW, callback=lambda _frame: self._await_turn())
+        self._channel.add_on_cancel_callback(lambda _frame: self.close())  # it was deleted
+        self._channel.basic_qos(prefetch_count=WINDOW, callback=self._on_qos)
 
-    def _await_turn(self, was_free: bool = False, looks: int = 1) -> None:
-        """Consume when nobody else does, at two looks.
-
-        When a channel closes, RabbitMQ ends its consumer first: one that waits gets what is ready then, and what the channel
-        held comes behind that, out of order.
-        """
-        if self._channel is not None and self._channel.is_open:
-            look = partial(self._on_look, was_free, looks)
-            self._channel.queue_declare(self.place.queue, passive=True, callback=look)
-
-    def _on_look(self, was_free: bool, looks: int, frame: Any) -> None:
-        is_free = frame.method.consumer_count == 0
-        if is_free and was_free:
-            self._channel.basic_consume(self.place.queue, self._on_message, callback=self._on_consuming)
-            return
-        if looks == _PATIENT_LOOKS and self._is_news():
-            log.warning(
-                "submit_queue_taken", "%s is not read: it has another consumer, which does not end", self.place.queue
-            )
-        self._connection.ioloop.call_later(_LOOK_S, partial(self._await_turn, is_free, looks + 1))
+    def _on_qos(self, _frame: object) -> None:
+        self._channel.basic_consume(self.place.queue, self._on_message, callback=self._on_consuming)
 
     def _on_consuming(self, _frame: object) -> None:
         self._reader.in_trouble.discard(self.place)
@@ -334,7 +318,7 @@ class _Queue:
             elif str(tag) not in self._returned:
                 done.append(published.settled.letter.number)
             elif published.is_buried:
-                self._close()  # the queue of what was refused is gone: it is declared again, and this comes again
+                self.close()  # the queue of what was refused is gone: it is declared again, and this comes again
                 return
             else:
                 self._returned.discard(str(tag))
@@ -373,7 +357,7 @@ class _Queue:
         if work.exception() is not None:
             log.error("submission_failed", "%s is opened again", self.place.queue, exc_info=work.exception())
             with suppress(Exception):  # the connection may be gone, and everything begins again
-                self._connection.ioloop.add_callback_threadsafe(self._close)
+                self._connection.ioloop.add_callback_threadsafe(self.close)
 
     def _is_news(self) -> bool:
         """Return whether its trouble begins now: it ends when the queue is opened again."""
@@ -381,16 +365,16 @@ class _Queue:
         self._reader.in_trouble.add(self.place)
         return is_news
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._channel is not None and self._channel.is_open:
-            self._channel.close()
+            close_with_consumers(self._channel)
 
     def _close_when_confirmed(self, looks: int = 40) -> None:
         """Close it when what was published is confirmed and acknowledged, or after a while."""
         if self._publishing and looks:
             self._connection.ioloop.call_later(0.05, partial(self._close_when_confirmed, looks - 1))
         else:
-            self._close()
+            self.close()
 
     def lost(self) -> None:
         """Work on nothing more: what is not acknowledged comes again."""

@@ -107,6 +107,15 @@ def test_a_target_that_does_not_fit_its_service(store: StoreUnderTest, explain: 
     assert "tmc admin set-check" in found.why.value
 
 
+def test_no_instance_has_the_ledger(store: StoreUnderTest, explain: Explain) -> None:
+    number = store.prepared().number
+    store.clock.advance(10)
+    store.checking(ScriptedAsking(CheckAnswer.unknown(CheckReason.WRONG_LEDGER))).run_once()
+    found = _only(explain(number))
+    assert found.why is Why.PRODUCER_UNREACHABLE
+    assert "no instance that was asked has its ledger" in found.sentence
+
+
 def test_a_producer_that_cannot_be_reached(store: StoreUnderTest, explain: Explain) -> None:
     number = store.prepared().number
     store.clock.advance(10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def brokers() -> Iterator[str]:
 
 
 def _received(brokers: str, topic: str, count: int) -> list[Any]:
-    reader = Consumer({"bootstrap.servers": brokers, "group.id": "t", "auto.offset.reset": "earliest"})
+    reader = Consumer({"bootstrap.servers": brokers, "group.id": str(uuid.uuid4()), "auto.offset.reset": "earliest"})
     reader.subscribe([topic])
     found: list[Any] = []
     while len(found) < count:

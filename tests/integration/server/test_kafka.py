@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +85,9 @@ def test_a_record_is_a_cloud_event(bench: Bench) -> None:
         "tmcsubscriber": "consumer.default",
     }
     assert event.get_data() == {"n": 1}
+    bench.send(a_copy(1, content_type=""))
+    without = dict(_received(bench, 2)[1].headers())
+    assert from_binary_event(KafkaMessage(headers=without, key=None, value=b"x")).get_datacontenttype() is None
     own = {name: text for name, text in headers.items() if not name.startswith("ce_") and name != "content-type"}
     assert own == {"shop": b"1", "tmc-user-ce_id": b"x", "tmc-user-Content-Type": b"y"}
 
@@ -91,7 +95,11 @@ def test_a_record_is_a_cloud_event(bench: Bench) -> None:
 def _received(bench: Bench, count: int) -> list[Any]:
     (broker,) = bench.outlet._producer.list_topics(timeout=5).brokers.values()
     reader = Consumer(
-        {"bootstrap.servers": f"{broker.host}:{broker.port}", "group.id": "t", "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": f"{broker.host}:{broker.port}",
+            "group.id": str(uuid.uuid4()),
+            "auto.offset.reset": "earliest",
+        }
     )
     reader.subscribe(["events"])
     found: list[Any] = []
@@ -173,7 +181,7 @@ def test_while_kafka_has_not_answered_no_second_copy_is_made() -> None:
     outlet.stop()
 
 
-def test_brokers_that_are_away_count_nothing() -> None:
+def test_brokers_that_are_away_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
     catalog, answers = SomeCatalog("consumer", 0, FORWARDS), RecordedAnswers()
     settings = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 500, "log_level": 0}
     outlet = KafkaForwarder(catalog, answers, lambda: None, settings)
@@ -182,6 +190,7 @@ def test_brokers_that_are_away_count_nothing() -> None:
     outlet.deliver([a_copy(1)])
     eventually(lambda: answers.given_back)
     assert outlet.look(1) is None  # it is away
+    assert "Connection refused" in caplog.text
     assert (answers.refused, answers.acknowledged) == ([], [])
     assert outlet.reserve(1, 1) == 0  # a pause of its own
     outlet.stop()

@@ -85,7 +85,7 @@ class TestRedelivering:
         duty = Redelivering(
             [work], outlet, on_abandoned=lambda each, _: told.append((each, now)), monotonic=lambda: now
         )
-        for at_s, consumers in ((0.0, 0), (59.0, 0), (60.0, 1), (61.0, 0), (120.0, 0), (121.0, 0)):
+        for at_s, consumers in ((0.0, 0), (59.0, 0), (60.0, 1), (61.0, 0), (120.0, 0), (121.0, 0), (900.0, 0)):
             now = at_s
             outlet.looks_like = QueueLook(consumers=consumers, messages=3)
             duty.run_once()
