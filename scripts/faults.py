@@ -20,8 +20,8 @@ HEAD = """\
 
 What happens when something breaks, for each kind of fault that [`tmc storm`](storm.md) makes. `scripts/faults.py` writes
 this page from `scripts/faults.toml` and the reports of surveys, in which each kind strikes once, alone, at three servers,
-two databases, RabbitMQ and Consul. *Stalled* is how long no order was taken, or no service had any effect, from the moment
-it struck; looked at twice a second. The time for which it lasted is part of that.
+two databases, RabbitMQ and Consul. *Stalled* is how long no order was taken, or no service had any effect, around the
+time of the fault; looked at twice a second.
 
 """
 
@@ -59,5 +59,5 @@ def _figures(line: dict[str, Any] | None) -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text() == page() else "docs/faults.md is old: run scripts/faults.py")
+        sys.exit(0 if PAGE.exists() and PAGE.read_text() == page() else "docs/faults.md is old: run scripts/faults.py")
     PAGE.write_text(page())
