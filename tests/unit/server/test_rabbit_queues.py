@@ -148,7 +148,7 @@ def test_no_messages_and_no_consumers_of_a_queue_without_a_leader_means_unknown(
     broker.leaderless = {first}
     assert (queues.look(first), queues.look(second)) == (None, (0, 0))
     broker.leaderless = set()
-    broker.now += 30
+    broker.now += 2
     assert queues.look(first) is None  # it is left alone for a while
-    broker.now += 31
+    broker.now += 2
     assert queues.look(first) == (0, 0)
