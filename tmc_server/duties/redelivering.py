@@ -17,7 +17,7 @@ from tmc_server.domain.ports.delivery import Claimed, DueWork, Outlet
 from tmc_server.errors import StoreUnavailable
 from tmc_server.metrics import METRICS
 
-_RESTART_S = 60.0  # a consumer that is deployed anew is no reason to wake somebody
+_RESTART_S = 60.0  # a consumer that restarts is no reason to alert anybody
 _FORGOTTEN_S = 600.0  # above the longest time for which rows are held before the next look
 _EXHAUSTED_EVERY = 20  # passes between searches for exhausted rows while a subscription has no room
 

@@ -79,17 +79,17 @@ class TestRedelivering:
         assert work.claims == []
 
     def test_a_queue_without_consumers_for_a_minute_is_reported(self) -> None:
-        told: list[tuple[int, float]] = []
+        reported: list[tuple[int, float]] = []
         now = 0.0
         work, outlet = ScriptedWork({(1, 7): Claimed(held=3)}), RecordingOutlet()
         duty = Redelivering(
-            [work], outlet, on_abandoned=lambda each, _: told.append((each, now)), monotonic=lambda: now
+            [work], outlet, on_abandoned=lambda each, _: reported.append((each, now)), monotonic=lambda: now
         )
         for at_s, consumers in ((0.0, 0), (59.0, 0), (60.0, 1), (61.0, 0), (120.0, 0), (121.0, 0), (900.0, 0)):
             now = at_s
             outlet.looks_like = QueueLook(consumers=consumers, messages=3)
             duty.run_once()
-        assert told == [(7, 121.0)]
+        assert reported == [(7, 121.0)]
 
     def test_one_that_fails_does_not_stop_the_others(self) -> None:
         work = ScriptedWork({(1, 7): Claimed(delivered=1), (2, 8): Claimed(delivered=2)})
