@@ -104,6 +104,8 @@ class KafkaTarget:
     def _delivered(
         self, answers: dict[int, Failure | None], number: int, error: KafkaError | None, _message: object
     ) -> None:
+        if error is None:
+            self._last_error = ""
         answers[number] = None if error is None else _failure(error, self._last_error)
 
     def close(self) -> None:

@@ -130,6 +130,7 @@ class KafkaForwarder:
             if error is not None:
                 self._failed(copy, error, alone=alone)
                 return
+            self._last_error = ""
             self._answers.acknowledge([copy])
             self._forget(copy)
             self._window.succeeded(self._destination(copy.subscription))
