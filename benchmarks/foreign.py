@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
-from pathlib import Path
 
 from benchmarks.lifecycle import PARTS, Ledgers, Lives, run
 from tests.support.cluster import Cluster
@@ -28,11 +26,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000)
     options = parser.parse_args()
     ledgers, rounds = Ledgers(), []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Cluster(lease_seconds=10, pool_mb=1024, own_broker=True) as cluster,
-    ):
-        go = {"producer": [str(built(Path(folder)))]}
+    with Cluster(lease_seconds=10, pool_mb=1024, own_broker=True) as cluster:
+        go = {"producer": [str(built())]}
         cluster.register("orders", "coupons")
         cluster.in_effect(cluster.subscribe("bench.paid", "coupons", topic_settings={"open_limit": 10_000_000}))
         run(cluster, "batches", 2, 8, 4000, ledgers)  # warm up

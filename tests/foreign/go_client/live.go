@@ -12,7 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"go_client/tmcv1"
+	"tmc"
+	tmcv1 "tmc/v1"
 )
 
 // live says ready, waits for a line, and has each worker prepare and submit its share of count messages, one after the other.
@@ -21,9 +22,7 @@ func live(how, address, key, name string, workers, count int, folder string) {
 	client, call := connect(address, "orders", key)
 	prepare, submit := overCalls(client)
 	if how == "stream" {
-		producer, err := NewProducer(call, client)
-		fail(err)
-		prepare, submit = overStream(producer)
+		prepare, submit = overStream(dial(address, "orders", key, ""))
 	}
 	body := []byte(strings.Repeat("x", 256))
 	fmt.Println("ready")
@@ -66,20 +65,12 @@ func overCalls(client tmcv1.MessageServiceClient) (preparing, submitting) {
 	return prepare, submit
 }
 
-func overStream(producer *Producer) (preparing, submitting) {
-	perform := func(ctx context.Context, operation *tmcv1.Operation) (string, error) {
-		result, err := producer.Perform(ctx, operation)
-		if err == nil && result.Error != nil {
-			err = fmt.Errorf("%v", result.Error)
-		}
-		return result.GetMessageId(), err
-	}
+func overStream(client *tmc.Client) (preparing, submitting) {
 	prepare := func(ctx context.Context, request *tmcv1.PrepareRequest) (string, error) {
-		return perform(ctx, &tmcv1.Operation{Operation: &tmcv1.Operation_Prepare{Prepare: request}})
+		return client.Prepare(ctx, tmc.Message{Topic: request.Topic, Key: request.Key, Body: request.Body, Attempt: request.AttemptId})
 	}
 	submit := func(ctx context.Context, request *tmcv1.SubmitRequest) error {
-		_, err := perform(ctx, &tmcv1.Operation{Operation: &tmcv1.Operation_Submit{Submit: request}})
-		return err
+		return client.Submit(ctx, request.MessageId)
 	}
 	return prepare, submit
 }

@@ -1,7 +1,9 @@
-// A plain Go client, as a service without an SDK is one:
+// Go services, with the client of this project and with nothing but the stubs:
 //
 //	go_client keepalive ADDRESS SECONDS           idles with a keepalive of 10 s; fails when the connection does not stay up
 //	go_client publish ADDRESS APP KEY WORKERS N   N messages of each worker over one channel; prints how often each status came
+//	go_client shop ADDRESSES KEY DRIVER DSN CHECKS ORDERS, coupons ADDRESSES APP KEY DRIVER DSN USER PASSWORD   see shop.go
+//	go_client checks ADDRESSES KEY DRIVER DSN GRPC HTTP, describe
 //	go_client unary|stream ADDRESS KEY NAME WORKERS COUNT FOLDER   prepare and submit, as benchmarks/life.py does it
 package main
 
@@ -23,7 +25,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"go_client/tmcv1"
+	tmcv1 "tmc/v1"
 )
 
 func main() {
@@ -34,6 +36,14 @@ func main() {
 		publish(os.Args[2], os.Args[3], os.Args[4], number(os.Args[5]), number(os.Args[6]))
 	case "unary", "stream":
 		live(os.Args[1], os.Args[2], os.Args[3], os.Args[4], number(os.Args[5]), number(os.Args[6]), os.Args[7])
+	case "shop":
+		sellAll(os.Args[2], os.Args[3], os.Args[4], os.Args[5], os.Args[6], number(os.Args[7]))
+	case "coupons":
+		countAll(os.Args[2], os.Args[3], os.Args[4], os.Args[5], os.Args[6], os.Args[7], os.Args[8])
+	case "checks":
+		answer(os.Args[2], os.Args[3], os.Args[4], os.Args[5], os.Args[6], os.Args[7])
+	case "describe":
+		describe()
 	default:
 		fail(fmt.Errorf("%s is no command", os.Args[1]))
 	}

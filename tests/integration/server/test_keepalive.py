@@ -76,7 +76,7 @@ def _python_client(address: str, _folder: Path) -> None:
 
 
 def _go_client(address: str, folder: Path) -> None:
-    command = [str(built(folder)), "keepalive", address, str(IDLE_S)]
+    command = [str(built()), "keepalive", address, str(IDLE_S)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (0, "the connection stayed up\n"), done.stderr
 

@@ -75,9 +75,9 @@ def test_calls_beyond_the_limit_of_a_connection_wait_in_the_client(tmp_path: Pat
         assert [call.exception() for call in calls] == [None] * 12
 
 
-def _go_workers(running: RunningCenter, folder: Path) -> str:
+def _go_workers(running: RunningCenter) -> str:
     """Run the Go client. Returns: what it prints, statuses and how often each came."""
-    command = [str(built(folder)), "publish", running.address, "orders", running.keys["orders"]]
+    command = [str(built()), "publish", running.address, "orders", running.keys["orders"]]
     done = subprocess.run([*command, str(WORKERS), str(EACH)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -88,7 +88,7 @@ if LONG and shutil.which("go"):
     def test_goroutines_share_a_stream(running: RunningCenter, tmp_path: Path) -> None:
         running.subscribe("bench.paid", "coupons")
         command = [
-            str(built(tmp_path)),
+            str(built()),
             "stream",
             running.address,
             running.keys["orders"],
@@ -101,5 +101,5 @@ if LONG and shutil.which("go"):
         assert done.returncode == 0, done.stderr
         assert len(set((tmp_path / "go.committed").read_text().split())) == 6400
 
-    def test_a_go_client_with_two_hundred_workers_is_answered(running: RunningCenter, tmp_path: Path) -> None:
-        assert _go_workers(running, tmp_path) == f"OK {WORKERS * EACH}\n"
+    def test_a_go_client_with_two_hundred_workers_is_answered(running: RunningCenter) -> None:
+        assert _go_workers(running) == f"OK {WORKERS * EACH}\n"

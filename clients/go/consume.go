@@ -1,0 +1,339 @@
+package tmc
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	tmcv1 "tmc/v1"
+)
+
+// Copy is a message as a consumer gets it. It can come more than once: see Inbox.
+type Copy struct {
+	MessageID   string
+	Topic, Key  string
+	Producer    string
+	Subscriber  string // APP.TAG of this app
+	Body        []byte
+	ContentType string
+	Headers     map[string]string
+	Attempt     int32
+	Redelivered bool // another process may have begun it
+	// Interval after which it comes again if nobody extends it. Consume does.
+	Interval time.Duration
+}
+
+// OrderKey is that of an ordered topic, else "".
+func (c *Copy) OrderKey() string { return c.Headers["tmc-order-key"] }
+
+// Handler has the effect of a message. No error: it is acked. Reject and Later say what else becomes of it; with any other error
+// or a panic it comes again by the subscription's policy. ctx ends when the message belongs to another run, or at the end of Grace.
+type Handler func(ctx context.Context, m *Copy) error
+
+// Consumer says what is consumed, and how.
+type Consumer struct {
+	// Handlers by topic.
+	Handlers map[string]Handler
+	// Workers is how many messages are handled at a time, of each queue if the center delivers through RabbitMQ; 0: 16.
+	Workers int
+	// Grace is how long handlers may take to end after ctx has ended; 0: 10 s.
+	Grace time.Duration
+	// BrokerUser and BrokerPassword of this app at RabbitMQ, if the center delivers through it; "": guest.
+	BrokerUser, BrokerPassword string
+	// BrokerTLS is for a broker that the center says speaks TLS; nil: the system's certificate authorities.
+	BrokerTLS *tls.Config
+}
+
+// Reject returns an error with which a handler says that this message will never succeed.
+func Reject(err error) error { return &rejection{err} }
+
+// Later returns an error with which a handler asks for the message again after a time. It costs no retry.
+func Later(after time.Duration) error { return &later{after} }
+
+type rejection struct{ error }
+
+func (r *rejection) Unwrap() error { return r.error }
+
+type later struct{ after time.Duration }
+
+func (l *later) Error() string { return fmt.Sprintf("later, after %s", l.after) }
+
+// Consume hands messages to their handlers until ctx ends, and then waits for those that run.
+func (c *Client) Consume(ctx context.Context, consumer Consumer) error {
+	if consumer.Workers == 0 {
+		consumer.Workers = 16
+	}
+	if consumer.Grace == 0 {
+		consumer.Grace = 10 * time.Second
+	}
+	handling, end := context.WithCancel(c.calling(context.WithoutCancel(ctx)))
+	defer end()
+	r := &receiver{
+		client: c, consumer: consumer, ctx: handling, free: make(chan struct{}, consumer.Workers),
+		acks: collect(handling, func(items []*tmcv1.AckRequest) ([]*tmcv1.AckResult, error) {
+			return results(handling, c.consumed.AckMany, &tmcv1.AckManyRequest{Items: items})
+		}),
+		nacks: collect(handling, func(items []*tmcv1.NackRequest) ([]*tmcv1.NackResult, error) {
+			return results(handling, c.consumed.NackMany, &tmcv1.NackManyRequest{Items: items})
+		}),
+		extends: collect(handling, func(items []*tmcv1.ExtendRequest) ([]*tmcv1.ExtendResult, error) {
+			return results(handling, c.consumed.ExtendMany, &tmcv1.ExtendManyRequest{Items: items})
+		}),
+	}
+	for range consumer.Workers {
+		r.free <- struct{}{}
+	}
+	plan, err := r.describe(ctx)
+	if err != nil {
+		return err
+	}
+	r.run(ctx, plan)
+	late := time.AfterFunc(consumer.Grace, end)
+	defer late.Stop()
+	r.busy.Wait()
+	return context.Cause(ctx)
+}
+
+// receiver is a Consumer at work.
+type receiver struct {
+	client   *Client
+	consumer Consumer
+	ctx      context.Context // of handlers and answers: ends after that of Consume
+	busy     sync.WaitGroup  // messages that are handled
+	free     chan struct{}   // workers that no stream has asked copies for
+	acks     *collector[*tmcv1.AckRequest, *tmcv1.AckResult]
+	nacks    *collector[*tmcv1.NackRequest, *tmcv1.NackResult]
+	extends  *collector[*tmcv1.ExtendRequest, *tmcv1.ExtendResult]
+}
+
+func (r *receiver) describe(ctx context.Context) (*tmcv1.DescribeSubscriptionsResponse, error) {
+	return repeated(ctx, func() (*tmcv1.DescribeSubscriptionsResponse, error) {
+		ctx, cancel := context.WithTimeout(r.client.calling(ctx), callTimeout)
+		defer cancel()
+		plan, err := r.client.consumed.DescribeSubscriptions(ctx, &tmcv1.DescribeSubscriptionsRequest{})
+		return plan, refused(err)
+	})
+}
+
+// run receives from queues and from the center itself until ctx ends.
+func (r *receiver) run(ctx context.Context, plan *tmcv1.DescribeSubscriptionsResponse) {
+	built, queues := []string{}, map[string]string{}
+	for topic := range r.consumer.Handlers {
+		built = append(built, topic)
+	}
+	for _, subscription := range plan.Subscriptions {
+		if r.consumer.Handlers[subscription.Topic] != nil && subscription.Queue != "" {
+			queues[subscription.Queue] = subscription.Topic
+		}
+	}
+	all := sync.WaitGroup{}
+	if len(queues) > 0 {
+		built = nil // the center delivers everything in one of the two ways
+		screen := newScreen(r)
+		screen.learn(plan)
+		for queue, topic := range queues {
+			all.Go(func() { (&queueReader{receiver: r, queue: queue, topic: topic, screen: screen}).run(ctx) })
+		}
+	}
+	if len(built) > 0 {
+		all.Go(func() { r.subscribe(ctx, built) })
+	}
+	all.Wait()
+}
+
+// subscribe receives over streams, one after the other. A copy that came over an earlier stream can still be answered.
+func (r *receiver) subscribe(ctx context.Context, topics []string) {
+	for pause := shortestPause; ctx.Err() == nil; pause = min(2*pause, longestPause) {
+		got, err := r.stream(ctx, topics)
+		if ctx.Err() != nil {
+			return
+		}
+		r.client.log.Info("tmc: the stream of deliveries ended", "error", err)
+		if got {
+			pause = shortestPause
+		}
+		sleep(ctx, pause)
+	}
+}
+
+// stream receives over one stream. Returns: whether a copy came, and why it ended.
+func (r *receiver) stream(ctx context.Context, topics []string) (got bool, err error) {
+	ctx, cancel := context.WithCancel(r.client.calling(ctx))
+	stream, err := r.client.consumed.Subscribe(ctx)
+	if err != nil {
+		cancel()
+		return false, refused(err)
+	}
+	asked, asking := atomic.Int64{}, sync.WaitGroup{} // copies that may still come over this stream
+	defer func() {
+		cancel()
+		asking.Wait()
+		for range asked.Load() {
+			r.free <- struct{}{}
+		}
+	}()
+	asking.Go(func() {
+		for request := (&tmcv1.SubscribeRequest{Topics: topics}); ; request = new(tmcv1.SubscribeRequest) {
+			select {
+			case <-r.free:
+				request.Credit = 1
+			case <-ctx.Done():
+				return
+			}
+			for ; len(r.free) > 0; request.Credit++ {
+				<-r.free
+			}
+			asked.Add(int64(request.Credit))
+			if stream.Send(request) != nil {
+				return // Recv says why
+			}
+		}
+	})
+	for {
+		response, err := stream.Recv()
+		if err != nil {
+			return got, refused(err)
+		}
+		got = true
+		for _, d := range response.Deliveries {
+			m := &Copy{
+				MessageID: d.MessageId, Topic: d.Topic, Key: d.Key, Producer: d.Producer, Subscriber: d.Subscriber, Body: d.Body,
+				ContentType: d.ContentType, Headers: d.Headers, Attempt: d.Attempt, Redelivered: d.Redelivered,
+				Interval: time.Duration(d.RetryIntervalMs) * time.Millisecond,
+			}
+			asked.Add(-1)
+			r.busy.Go(func() {
+				r.handle(m)
+				r.free <- struct{}{}
+			})
+		}
+	}
+}
+
+// handle has a copy handled and answered for. It returns when the center knows, or when it need not.
+func (r *receiver) handle(m *Copy) {
+	handler := r.consumer.Handlers[m.Topic]
+	if handler == nil { // of a queue that several topics share; another instance may have one
+		r.answer(m, fmt.Errorf("this service has no handler for the topic %s: %w", m.Topic, Later(time.Minute)))
+		return
+	}
+	run := mathrand.Int64()>>1 + 1
+	if m.Redelivered && !r.mayBegin(m, run) {
+		return
+	}
+	ctx, end := context.WithCancelCause(r.ctx)
+	defer end(nil)
+	go r.extend(ctx, end, m, run)
+	err := recovering(ctx, handler, m)
+	end(nil)
+	r.answer(m, err)
+}
+
+func recovering(ctx context.Context, handler Handler, m *Copy) (err error) {
+	defer func() {
+		if caught := recover(); caught != nil {
+			err = fmt.Errorf("panic: %v", caught)
+		}
+	}()
+	return handler(ctx, m)
+}
+
+func (r *receiver) answer(m *Copy, err error) {
+	rejected, postponed := (*rejection)(nil), (*later)(nil)
+	switch {
+	case err == nil:
+		r.say(m, func() (*tmcv1.ItemError, error) {
+			result, err := r.acks.ask(r.ctx, &tmcv1.AckRequest{MessageId: m.MessageID, Attempt: m.Attempt})
+			return result.GetError(), err
+		})
+	case errors.As(err, &postponed):
+		after := postponed.after.Milliseconds()
+		r.nack(m, &tmcv1.NackRequest{Error: err.Error(), RetryAfterMs: &after})
+	default:
+		r.client.log.Warn("tmc: a handler failed", "message_id", m.MessageID, "topic", m.Topic, "attempt", m.Attempt, "error", err)
+		r.nack(m, &tmcv1.NackRequest{Error: shortened(err.Error()), Reject: errors.As(err, &rejected)})
+	}
+}
+
+func (r *receiver) nack(m *Copy, request *tmcv1.NackRequest) {
+	request.MessageId, request.Attempt = m.MessageID, m.Attempt
+	r.say(m, func() (*tmcv1.ItemError, error) {
+		result, err := r.nacks.ask(r.ctx, request)
+		return result.GetError(), err
+	})
+}
+
+// say repeats an answer until the center has it. A refusal means that the copy is somebody else's now, or not ours.
+func (r *receiver) say(m *Copy, call func() (*tmcv1.ItemError, error)) {
+	_, err := repeated(r.ctx, func() (struct{}, error) {
+		refused, err := call()
+		if err == nil {
+			err = refusal(refused)
+		}
+		return struct{}{}, err
+	})
+	if err != nil {
+		r.client.log.Info("tmc: the answer for a copy was not taken", "message_id", m.MessageID, "attempt", m.Attempt, "error", err)
+	}
+}
+
+// mayBegin asks before a copy that another process may have begun.
+func (r *receiver) mayBegin(m *Copy, run int64) bool {
+	_, err := repeated(r.ctx, func() (struct{}, error) { return struct{}{}, r.extendOnce(m, run) })
+	if err != nil {
+		r.client.log.Info("tmc: a copy is not begun", "message_id", m.MessageID, "attempt", m.Attempt, "error", err)
+	}
+	return err == nil
+}
+
+func (r *receiver) extendOnce(m *Copy, run int64) error {
+	result, err := r.extends.ask(r.ctx, &tmcv1.ExtendRequest{
+		MessageId: m.MessageID, Attempt: m.Attempt, ExtendMs: max(m.Interval.Milliseconds(), 1), Run: run,
+	})
+	if err != nil {
+		return err
+	}
+	return refusal(result.Error)
+}
+
+// extend keeps a message while its handler runs. It ends the handler when the message is another run's.
+func (r *receiver) extend(ctx context.Context, end context.CancelCauseFunc, m *Copy, run int64) {
+	for {
+		err, refused := r.extendOnce(m, run), (*Error)(nil)
+		if errors.As(err, &refused) && refused.Reason == tmcv1.Reason_ATTEMPT_STALE {
+			end(err)
+			return
+		}
+		if !sleep(ctx, max(m.Interval/3, 10*time.Millisecond)) {
+			return
+		}
+	}
+}
+
+// results makes a call of many items, which answers each.
+func results[Q any, R interface{ GetResults() []A }, A any](
+	ctx context.Context, call func(context.Context, Q, ...grpc.CallOption) (R, error), request Q,
+) ([]A, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	response, err := call(ctx, request)
+	if err != nil {
+		return nil, lost(err)
+	}
+	return response.GetResults(), nil
+}
+
+func shortened(text string) string {
+	const longest = 2000
+	if len(text) <= longest {
+		return text
+	}
+	return text[:longest]
+}
