@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker
 
 from tmc_common.amqp import Nodes, answered_within, connect
 from tmc_common.eventlog import EventLog
@@ -27,6 +27,7 @@ _ANSWER_S = 3.0  # a queue without a leader never answers, on a connection that 
 _FIRST_REST_S, _LONGEST_REST_S = 3.0, 60.0  # before a queue that did not answer is asked again
 _NOT_FOUND = 404
 _NOT_ALLOWED = 403
+_INTERNAL_ERROR = 541
 _LOOK_AGAIN_S = 60.0  # for queues that somebody deleted, although nothing is published to them
 _LOOKS_AT_ONCE = 50
 
@@ -264,8 +265,9 @@ class RabbitQueues:
     def _renew(self, channel: BlockingChannel, name: str) -> None:
         """Delete a queue that accepts nothing, is empty and has no consumers, so that it is declared again.
 
-        A quorum queue whose only broker was killed within half a second of its declaration never gets a leader. If it held
-        a copy after all, the center delivers that copy again. In a cluster it gets one with its majority: it is left alone.
+        A quorum queue whose only broker was killed within half a second of its declaration never gets a leader, or has a name
+        and nothing that runs it. If it held a copy after all, the center delivers that copy again. In a cluster it gets a
+        leader with its majority: it is left alone.
         """
         if not self._single_node:
             return
@@ -301,6 +303,8 @@ class RabbitQueues:
             log.warning("queue_not_inspected", "queue %s cannot be looked at: %s", queue, exc.reply_text)
         except (AMQPError, OSError) as exc:
             self._drop()
+            if isinstance(exc, ConnectionClosedByBroker) and exc.reply_code == _INTERNAL_ERROR:
+                self.heal(queue, silent=True)  # the broker knows of it, and nothing runs it: see _renew
             log.debug("broker_silent", "the broker does not answer: %r", exc)
         return None
 

@@ -389,6 +389,16 @@ def test_a_queue_that_lost_its_leader_is_declared_again(monkeypatch: pytest.Monk
     broker.stop()
 
 
+def test_a_queue_that_nothing_runs_is_declared_again(bench: Bench) -> None:
+    """As after a kill between the queue's record and its log: whoever reads it loses the connection."""
+    bench.broker.control("eval", f"ra:force_delete_server(quorum_queues, {{'%2F_{bench.queue(1)}', node()}}).")
+    assert bench.queues.look(bench.queue(1)) is None
+    bench.queues.run_once()
+    assert bench.send(1) == 1
+    bench.settled()
+    assert len(bench.messages(bench.queue(1))) == 1
+
+
 def test_only_an_empty_queue_without_consumers_is_declared_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     deleted: list[str] = []
     delete = pika.adapters.blocking_connection.BlockingChannel.queue_delete
