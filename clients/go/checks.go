@@ -7,14 +7,17 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strconv"
 	"sync"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
@@ -35,16 +38,43 @@ func (l *Ledger) Checks() *Checks {
 	return &Checks{ledger: l, token: checkToken{client: l.client}}
 }
 
-// Serve answers checks over gRPC until ctx ends.
+const (
+	mostConnections = 256
+	announceEvery   = 10 * time.Minute
+	stopWithin      = 3 * time.Second
+)
+
+// Serve answers checks over gRPC until ctx ends, and tells the center so.
 func (c *Checks) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
 	before := func(ctx context.Context, call *tap.Info) (context.Context, error) { // before a body is read
 		return ctx, c.allow(first(call.Header.Get("tmc-check-token")))
 	}
-	server := grpc.NewServer(append(options, grpc.InTapHandle(before))...)
+	server := grpc.NewServer(append([]grpc.ServerOption{
+		grpc.InTapHandle(before), grpc.ConnectionTimeout(5 * time.Second), // strangers who are silent
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: 5 * time.Minute}),
+	}, options...)...)
 	tmcv1.RegisterCheckServiceServer(server, c)
-	stop := context.AfterFunc(ctx, server.GracefulStop)
+	serving, end := context.WithCancel(ctx)
+	defer end()
+	go func() {
+		for {
+			c.token.ask() // the call says where we are
+			if !sleep(serving, announceEvery) {
+				return
+			}
+		}
+	}()
+	stop := context.AfterFunc(ctx, func() {
+		late := time.AfterFunc(stopWithin, server.Stop)
+		defer late.Stop()
+		server.GracefulStop()
+	})
 	defer stop()
-	return server.Serve(listener)
+	err := server.Serve(netutil.LimitListener(listener, mostConnections))
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // Check answers one question, in a gRPC server of yours: tmcv1.RegisterCheckServiceServer(server, checks).
@@ -179,23 +209,37 @@ type checkToken struct {
 
 func (t *checkToken) isRight(shown string) (right, known bool) {
 	t.lock.Lock()
-	defer t.lock.Unlock()
 	pause := time.Second
 	if t.now != "" {
 		pause = 5 * time.Second
 	}
-	if !t.matches(shown) && time.Since(t.asked) >= pause {
+	asks := !t.matches(shown) && time.Since(t.asked) >= pause // one of those that come at the same time
+	if asks {
 		t.asked = time.Now()
-		ctx, cancel := context.WithTimeout(t.client.calling(t.client.ctx), 2*time.Second)
-		defer cancel()
-		found, err := t.client.messages.DescribeChecks(ctx, &tmcv1.DescribeChecksRequest{})
-		if err != nil {
-			t.client.log.Warn("tmc: the center does not tell the check token now", "error", err)
-		} else if found.CheckToken != t.now {
-			t.previous, t.now, t.rotated = t.now, found.CheckToken, time.Now()
-		}
 	}
+	t.lock.Unlock()
+	if asks {
+		t.ask()
+	}
+	t.lock.Lock()
+	defer t.lock.Unlock()
 	return t.matches(shown), t.now != ""
+}
+
+// ask gets the token from the center, by a call that says where this service answers checks.
+func (t *checkToken) ask() {
+	ctx, cancel := context.WithTimeout(t.client.calling(t.client.ctx), 2*time.Second)
+	defer cancel()
+	found, err := t.client.messages.DescribeChecks(ctx, &tmcv1.DescribeChecksRequest{})
+	if err != nil {
+		t.client.log.Warn("tmc: the center does not tell the check token now", "error", err)
+		return
+	}
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	if t.asked = time.Now(); found.CheckToken != t.now {
+		t.previous, t.now, t.rotated = t.now, found.CheckToken, time.Now()
+	}
 }
 
 func (t *checkToken) matches(shown string) bool {
@@ -221,16 +265,19 @@ func (l *Ledger) answerAll(ctx context.Context, questions []*tmcv1.CheckRequest,
 // answer says what became of a transaction. fences: see to it that "rolled back" stays true.
 func (l *Ledger) answer(ctx context.Context, question *tmcv1.CheckRequest, fences bool) *tmcv1.CheckResponse {
 	answer := func(verdict tmcv1.Verdict, because tmcv1.UnknownReason, detail string) *tmcv1.CheckResponse {
-		return &tmcv1.CheckResponse{MessageId: question.MessageId, Verdict: verdict, UnknownReason: because, Detail: detail}
+		return &tmcv1.CheckResponse{MessageId: question.MessageId, Verdict: verdict, UnknownReason: because, Detail: shortened(detail)}
 	}
 	unknown := func(because tmcv1.UnknownReason, detail string) *tmcv1.CheckResponse {
 		return answer(tmcv1.Verdict_VERDICT_UNKNOWN, because, detail)
 	}
 	verdict := func(state int) *tmcv1.CheckResponse {
-		if state == committed {
+		switch state {
+		case committed:
 			return answer(tmcv1.Verdict_VERDICT_COMMIT, 0, "LEDGER")
+		case rolledBack:
+			return answer(tmcv1.Verdict_VERDICT_ROLLBACK, 0, "LEDGER")
 		}
-		return answer(tmcv1.Verdict_VERDICT_ROLLBACK, 0, "LEDGER")
+		return unknown(0, fmt.Sprintf("the ledger row has the state %d, which nobody knows", state))
 	}
 	if string(question.LedgerId) != string(l.id) {
 		return unknown(tmcv1.UnknownReason_UNKNOWN_REASON_WRONG_LEDGER, "WRONG_LEDGER: it was prepared with another one, or with none.")

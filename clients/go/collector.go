@@ -2,9 +2,13 @@ package tmc
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -23,6 +27,7 @@ type collector[Q proto.Message, A any] struct {
 }
 
 type question[Q proto.Message, A any] struct {
+	ctx    context.Context
 	item   Q
 	answer chan answer[A]
 }
@@ -41,13 +46,13 @@ func collect[Q proto.Message, A any](ctx context.Context, call func([]Q) ([]A, e
 
 // ask returns the answer to an item. Its error says that nobody knows whether it was performed.
 func (c *collector[Q, A]) ask(ctx context.Context, item Q) (A, error) {
-	q, none := &question[Q, A]{item: item, answer: make(chan answer[A], 1)}, *new(A)
+	q, none := &question[Q, A]{ctx: ctx, item: item, answer: make(chan answer[A], 1)}, *new(A)
 	select {
 	case c.asked <- q:
 	case <-ctx.Done():
 		return none, context.Cause(ctx)
 	case <-c.ctx.Done():
-		return none, errClosed
+		return none, ErrClosed
 	}
 	select {
 	case a := <-q.answer:
@@ -55,7 +60,7 @@ func (c *collector[Q, A]) ask(ctx context.Context, item Q) (A, error) {
 	case <-ctx.Done():
 		return none, context.Cause(ctx)
 	case <-c.ctx.Done():
-		return none, errClosed
+		return none, ErrClosed
 	}
 }
 
@@ -67,20 +72,42 @@ func (c *collector[Q, A]) run() {
 		case <-c.ctx.Done():
 			return
 		}
-		batch := c.gather(first)
-		items := make([]Q, len(batch))
-		for i, q := range batch {
-			items[i] = q.item
+		c.answer(c.gather(first))
+	}
+}
+
+// answer makes the call of a batch. One item that makes it malformed must not harm the others: then each goes alone.
+func (c *collector[Q, A]) answer(batch []*question[Q, A]) {
+	batch = slices.DeleteFunc(batch, func(q *question[Q, A]) bool { return q.ctx.Err() != nil }) // nobody waits for it
+	if len(batch) == 0 {
+		return
+	}
+	items := make([]Q, len(batch))
+	for i, q := range batch {
+		items[i] = q.item
+	}
+	values, err := c.call(items)
+	if err == nil && len(values) != len(items) {
+		err = &Error{Code: codes.Internal, Message: fmt.Sprintf("%d items got %d answers", len(items), len(values))}
+	}
+	if len(batch) > 1 && isMalformed(err) {
+		for i := range batch {
+			c.answer(batch[i : i+1 : i+1])
 		}
-		values, err := c.call(items)
-		for i, q := range batch {
-			if err != nil {
-				q.answer <- answer[A]{err: err}
-			} else {
-				q.answer <- answer[A]{value: values[i]}
-			}
+		return
+	}
+	for i, q := range batch {
+		if err != nil {
+			q.answer <- answer[A]{err: err}
+		} else {
+			q.answer <- answer[A]{value: values[i]}
 		}
 	}
+}
+
+func isMalformed(err error) bool {
+	var refusal *Error
+	return errors.As(err, &refusal) && (refusal.Code == codes.Internal || refusal.Code == codes.InvalidArgument)
 }
 
 // gather returns the first question, and those that are there already.

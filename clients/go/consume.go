@@ -5,7 +5,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	mathrand "math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,8 +58,8 @@ type Consumer struct {
 // Reject returns an error with which a handler says that this message will never succeed.
 func Reject(err error) error { return &rejection{err} }
 
-// Later returns an error with which a handler asks for the message again after a time. It costs no retry.
-func Later(after time.Duration) error { return &later{after} }
+// Later returns an error with which a handler asks for the message again after a time, a day at most. It costs no retry.
+func Later(after time.Duration) error { return &later{min(max(after, 0), 24*time.Hour)} }
 
 type rejection struct{ error }
 
@@ -73,31 +77,34 @@ func (c *Client) Consume(ctx context.Context, consumer Consumer) error {
 	if consumer.Grace == 0 {
 		consumer.Grace = 10 * time.Second
 	}
-	handling, end := context.WithCancel(c.calling(context.WithoutCancel(ctx)))
+	handling, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	r := &receiver{
 		client: c, consumer: consumer, ctx: handling, free: make(chan struct{}, consumer.Workers),
 		acks: collect(handling, func(items []*tmcv1.AckRequest) ([]*tmcv1.AckResult, error) {
-			return results(handling, c.consumed.AckMany, &tmcv1.AckManyRequest{Items: items})
+			return results(c.calling(handling), c.consumed.AckMany, &tmcv1.AckManyRequest{Items: items})
 		}),
 		nacks: collect(handling, func(items []*tmcv1.NackRequest) ([]*tmcv1.NackResult, error) {
-			return results(handling, c.consumed.NackMany, &tmcv1.NackManyRequest{Items: items})
+			return results(c.calling(handling), c.consumed.NackMany, &tmcv1.NackManyRequest{Items: items})
 		}),
 		extends: collect(handling, func(items []*tmcv1.ExtendRequest) ([]*tmcv1.ExtendResult, error) {
-			return results(handling, c.consumed.ExtendMany, &tmcv1.ExtendManyRequest{Items: items})
+			return results(c.calling(handling), c.consumed.ExtendMany, &tmcv1.ExtendManyRequest{Items: items})
 		}),
 	}
 	for range consumer.Workers {
 		r.free <- struct{}{}
 	}
-	plan, err := r.describe(ctx)
-	if err != nil {
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(consumer.Grace, end) })
+	defer stop()
+	if err := r.run(ctx); err != nil {
 		return err
 	}
-	r.run(ctx, plan)
-	late := time.AfterFunc(consumer.Grace, end)
-	defer late.Stop()
-	r.busy.Wait()
+	handled := make(chan struct{})
+	go func() { r.busy.Wait(); close(handled) }()
+	select {
+	case <-handled:
+	case <-handling.Done(): // a handler that does not end is left behind
+	}
 	return context.Cause(ctx)
 }
 
@@ -114,7 +121,7 @@ type receiver struct {
 }
 
 func (r *receiver) describe(ctx context.Context) (*tmcv1.DescribeSubscriptionsResponse, error) {
-	return repeated(ctx, func() (*tmcv1.DescribeSubscriptionsResponse, error) {
+	return repeated(ctx, r.client.log, func() (*tmcv1.DescribeSubscriptionsResponse, error) {
 		ctx, cancel := context.WithTimeout(r.client.calling(ctx), callTimeout)
 		defer cancel()
 		plan, err := r.client.consumed.DescribeSubscriptions(ctx, &tmcv1.DescribeSubscriptionsRequest{})
@@ -122,40 +129,55 @@ func (r *receiver) describe(ctx context.Context) (*tmcv1.DescribeSubscriptionsRe
 	})
 }
 
-// run receives from queues and from the center itself until ctx ends.
-func (r *receiver) run(ctx context.Context, plan *tmcv1.DescribeSubscriptionsResponse) {
-	built, queues := []string{}, map[string]string{}
-	for topic := range r.consumer.Handlers {
-		built = append(built, topic)
-	}
-	for _, subscription := range plan.Subscriptions {
-		if r.consumer.Handlers[subscription.Topic] != nil && subscription.Queue != "" {
-			queues[subscription.Queue] = subscription.Topic
+const lookEvery = 5 * time.Second
+
+// run receives from queues, or from the center itself, until ctx ends. It looks for subscriptions that are made later.
+func (r *receiver) run(ctx context.Context) error {
+	all, started, screen := sync.WaitGroup{}, map[string]bool{}, newScreen(r)
+	defer all.Wait()
+	for {
+		plan, err := r.describe(ctx)
+		if err != nil {
+			return err
 		}
-	}
-	all := sync.WaitGroup{}
-	if len(queues) > 0 {
-		built = nil // the center delivers everything in one of the two ways
-		screen := newScreen(r)
+		if plan.Broker == nil {
+			r.connected(ctx, "the center", func() (bool, error) { return r.stream(ctx, slices.Collect(maps.Keys(r.consumer.Handlers))) })
+			return nil
+		}
 		screen.learn(plan)
-		for queue, topic := range queues {
-			all.Go(func() { (&queueReader{receiver: r, queue: queue, topic: topic, screen: screen}).run(ctx) })
+		queues := map[string]string{} // by topic
+		for _, subscription := range plan.Subscriptions {
+			queues[subscription.Topic] = subscription.Queue
+		}
+		missing := []string{}
+		for topic := range r.consumer.Handlers {
+			queue := queues[topic]
+			if queue == "" {
+				missing = append(missing, topic)
+			} else if !started[queue] {
+				started[queue] = true
+				reader := &queueReader{receiver: r, queue: queue, topic: topic, screen: screen}
+				all.Go(func() { r.connected(ctx, queue, func() (bool, error) { return reader.read(ctx) }) })
+			}
+		}
+		if len(missing) == 0 {
+			return nil
+		}
+		r.client.log.Warn("tmc: there is no subscription yet: tmc admin subscribe TOPIC APP", "topics", missing)
+		if !sleep(ctx, lookEvery) {
+			return nil
 		}
 	}
-	if len(built) > 0 {
-		all.Go(func() { r.subscribe(ctx, built) })
-	}
-	all.Wait()
 }
 
-// subscribe receives over streams, one after the other. A copy that came over an earlier stream can still be answered.
-func (r *receiver) subscribe(ctx context.Context, topics []string) {
+// connected reads over one connection after the other until ctx ends. read: returns whether anything came, and why it ended.
+func (r *receiver) connected(ctx context.Context, from string, read func() (bool, error)) {
 	for pause := shortestPause; ctx.Err() == nil; pause = min(2*pause, longestPause) {
-		got, err := r.stream(ctx, topics)
+		got, err := read()
 		if ctx.Err() != nil {
 			return
 		}
-		r.client.log.Info("tmc: the stream of deliveries ended", "error", err)
+		r.client.log.Warn("tmc: a connection for copies ended", "from", from, "error", err)
 		if got {
 			pause = shortestPause
 		}
@@ -163,7 +185,7 @@ func (r *receiver) subscribe(ctx context.Context, topics []string) {
 	}
 }
 
-// stream receives over one stream. Returns: whether a copy came, and why it ended.
+// stream receives over one stream. A copy that came over an earlier one can still be answered. Returns: whether a copy came, and why it ended.
 func (r *receiver) stream(ctx context.Context, topics []string) (got bool, err error) {
 	ctx, cancel := context.WithCancel(r.client.calling(ctx))
 	stream, err := r.client.consumed.Subscribe(ctx)
@@ -230,7 +252,7 @@ func (r *receiver) handle(m *Copy) {
 	}
 	ctx, end := context.WithCancelCause(r.ctx)
 	defer end(nil)
-	go r.extend(ctx, end, m, run)
+	go r.extend(ctx, end, m, run, m.Redelivered)
 	err := recovering(ctx, handler, m)
 	end(nil)
 	r.answer(m, err)
@@ -239,7 +261,7 @@ func (r *receiver) handle(m *Copy) {
 func recovering(ctx context.Context, handler Handler, m *Copy) (err error) {
 	defer func() {
 		if caught := recover(); caught != nil {
-			err = fmt.Errorf("panic: %v", caught)
+			err = fmt.Errorf("panic: %v\n%s", caught, debug.Stack())
 		}
 	}()
 	return handler(ctx, m)
@@ -255,7 +277,7 @@ func (r *receiver) answer(m *Copy, err error) {
 		})
 	case errors.As(err, &postponed):
 		after := postponed.after.Milliseconds()
-		r.nack(m, &tmcv1.NackRequest{Error: err.Error(), RetryAfterMs: &after})
+		r.nack(m, &tmcv1.NackRequest{Error: shortened(err.Error()), RetryAfterMs: &after})
 	default:
 		r.client.log.Warn("tmc: a handler failed", "message_id", m.MessageID, "topic", m.Topic, "attempt", m.Attempt, "error", err)
 		r.nack(m, &tmcv1.NackRequest{Error: shortened(err.Error()), Reject: errors.As(err, &rejected)})
@@ -272,7 +294,7 @@ func (r *receiver) nack(m *Copy, request *tmcv1.NackRequest) {
 
 // say repeats an answer until the center has it. A refusal means that the copy is somebody else's now, or not ours.
 func (r *receiver) say(m *Copy, call func() (*tmcv1.ItemError, error)) {
-	_, err := repeated(r.ctx, func() (struct{}, error) {
+	_, err := repeated(r.ctx, r.client.log, func() (struct{}, error) {
 		refused, err := call()
 		if err == nil {
 			err = refusal(refused)
@@ -286,7 +308,7 @@ func (r *receiver) say(m *Copy, call func() (*tmcv1.ItemError, error)) {
 
 // mayBegin asks before a copy that another process may have begun.
 func (r *receiver) mayBegin(m *Copy, run int64) bool {
-	_, err := repeated(r.ctx, func() (struct{}, error) { return struct{}{}, r.extendOnce(m, run) })
+	_, err := repeated(r.ctx, r.client.log, func() (struct{}, error) { return struct{}{}, r.extendOnce(m, run) })
 	if err != nil {
 		r.client.log.Info("tmc: a copy is not begun", "message_id", m.MessageID, "attempt", m.Attempt, "error", err)
 	}
@@ -304,14 +326,15 @@ func (r *receiver) extendOnce(m *Copy, run int64) error {
 }
 
 // extend keeps a message while its handler runs. It ends the handler when the message is another run's.
-func (r *receiver) extend(ctx context.Context, end context.CancelCauseFunc, m *Copy, run int64) {
+func (r *receiver) extend(ctx context.Context, end context.CancelCauseFunc, m *Copy, run int64, isExtended bool) {
 	for {
+		if isExtended && !sleep(ctx, max(m.Interval/3, 10*time.Millisecond)) {
+			return
+		}
+		isExtended = true
 		err, refused := r.extendOnce(m, run), (*Error)(nil)
 		if errors.As(err, &refused) && refused.Reason == tmcv1.Reason_ATTEMPT_STALE {
 			end(err)
-			return
-		}
-		if !sleep(ctx, max(m.Interval/3, 10*time.Millisecond)) {
 			return
 		}
 	}
@@ -330,10 +353,8 @@ func results[Q any, R interface{ GetResults() []A }, A any](
 	return response.GetResults(), nil
 }
 
+// shortened returns text that can be sent: UTF-8 of 500 characters at most.
 func shortened(text string) string {
-	const longest = 2000
-	if len(text) <= longest {
-		return text
-	}
-	return text[:longest]
+	found := []rune(strings.ToValidUTF8(text, "?"))
+	return string(found[:min(len(found), 500)])
 }

@@ -10,31 +10,45 @@ import (
 
 // Database is a kind of SQL database, over any driver of database/sql.
 type Database struct {
-	binary, suffix string // the type of 16 bytes, and what follows CREATE TABLE
+	create         func(table) []string
 	insert, unless string // the two ends of an INSERT that changes no row if the key is taken
-	numbered       bool   // $1, $2 instead of ?
+	isNumbered     bool   // $1, $2 instead of ?
 	// shortly is run before a fence, so that it does not wait for a transaction that is still open.
 	shortly      string
 	shortlyTakes bool // the message id
+	// losesTransactions: after some errors, such as a deadlock, statements go on outside of the transaction that they began in.
+	losesTransactions bool
 }
 
 var (
-	// PostgreSQL 14 and newer, with pgx or lib/pq.
+	// PostgreSQL 14 and newer.
 	PostgreSQL = Database{
-		binary: "BYTEA", insert: "INSERT", unless: " ON CONFLICT DO NOTHING", numbered: true, shortly: "SET LOCAL lock_timeout = '100ms'",
+		create: func(t table) []string {
+			made := []string{fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (%s)", t.name, strings.ReplaceAll(t.columns, "BINARY_16", "BYTEA"))}
+			if t.indexed != "" {
+				made = append(made, fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s)", t.index, t.name, t.indexed))
+			}
+			return made
+		},
+		insert: "INSERT", unless: " ON CONFLICT DO NOTHING", isNumbered: true, shortly: "SET LOCAL lock_timeout = '100ms'",
 	}
-	// MySQL 8 and MariaDB 10.6 and newer.
+	// MySQL 8 and newer, and MariaDB 10.6 and newer.
 	MySQL = Database{
-		binary: "VARBINARY(16)", suffix: " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", insert: "INSERT IGNORE",
+		create: func(t table) []string {
+			columns := strings.ReplaceAll(t.columns, "BINARY_16", "VARBINARY(16)")
+			if t.indexed != "" {
+				columns += fmt.Sprintf(", INDEX %s (%s)", t.index, t.indexed)
+			}
+			return []string{fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (%s) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", t.name, columns)}
+		},
+		insert: "INSERT IGNORE", losesTransactions: true,
 		shortly: "SELECT state FROM tmc_ledger WHERE message_id = ? FOR UPDATE NOWAIT", shortlyTakes: true,
 	}
-	// SQLite in a file. Give the driver a short busy timeout: a fence that waits is answered "not now".
-	SQLite = Database{binary: "BLOB", insert: "INSERT", unless: " ON CONFLICT DO NOTHING"}
 )
 
 // sql returns a statement with ? as this database takes it.
 func (d Database) sql(statement string) string {
-	if !d.numbered {
+	if !d.isNumbered {
 		return statement
 	}
 	number := 0
@@ -46,76 +60,89 @@ func (d Database) sql(statement string) string {
 
 var placeholder = regexp.MustCompile(`\?`)
 
+// marks returns count placeholders: ?, ?, ?
+func marks(count int) string { return strings.TrimSuffix(strings.Repeat("?, ", count), ", ") }
+
 // insertUnless returns an INSERT that changes no row if the key is taken.
 func (d Database) insertUnless(table, columns string) string {
-	marks := strings.TrimSuffix(strings.Repeat("?, ", strings.Count(columns, ",")+1), ", ")
-	return d.sql(fmt.Sprintf("%s INTO %s (%s) VALUES (%s)%s", d.insert, table, columns, marks, d.unless))
+	return d.sql(fmt.Sprintf("%s INTO %s (%s) VALUES (%s)%s", d.insert, table, columns, marks(strings.Count(columns, ",")+1), d.unless))
 }
 
-// The tables of docs/wire.md, as all clients have them.
-const ledgerTables = `
-CREATE TABLE tmc_ledger (
-    message_id VARCHAR(64) NOT NULL,
-    state SMALLINT NOT NULL,
-    topic VARCHAR(128) NOT NULL,
-    message_key VARCHAR(128) NOT NULL,
-    attempt_id BINARY_16 NOT NULL,
-    created_ms BIGINT NOT NULL,
-    settled_ms BIGINT,
-    PRIMARY KEY (message_id)
-);
-CREATE INDEX tmc_ledger_unsettled ON tmc_ledger (settled_ms, message_id);
-CREATE TABLE tmc_ledger_info (
-    id INTEGER NOT NULL,
-    ledger_id BINARY_16 NOT NULL,
-    horizon_ms BIGINT DEFAULT '0' NOT NULL,
-    PRIMARY KEY (id)
-);`
+// hold makes sure that release notices if the database has ended tx meanwhile.
+func (d Database) hold(ctx context.Context, tx *sql.Tx) error {
+	if !d.losesTransactions {
+		return nil
+	}
+	_, err := tx.ExecContext(ctx, "SAVEPOINT tmc")
+	return err
+}
 
-const inboxTables = `
-CREATE TABLE tmc_inbox (
-    subscriber VARCHAR(160) NOT NULL,
-    message_id VARCHAR(64) NOT NULL,
-    received_ms BIGINT NOT NULL,
-    PRIMARY KEY (subscriber, message_id)
-);
-CREATE TABLE tmc_inbox_order (
-    line VARCHAR(32) NOT NULL,
-    subscriber VARCHAR(160) NOT NULL,
-    topic VARCHAR(128) NOT NULL,
-    order_key VARCHAR(128) NOT NULL,
-    sequence BIGINT NOT NULL,
-    changed_ms BIGINT NOT NULL,
-    PRIMARY KEY (line)
-);`
+// release returns an error if tx is no longer the transaction that hold was called in: part of it may be committed or undone.
+func (d Database) release(ctx context.Context, tx *sql.Tx) error {
+	if !d.losesTransactions {
+		return nil
+	}
+	if _, err := tx.ExecContext(ctx, "RELEASE SAVEPOINT tmc"); err != nil {
+		return fmt.Errorf("tmc: the database ended the transaction before its end, by an error that was ignored or a statement that commits: %w", err)
+	}
+	return nil
+}
 
-// createTables makes the tables that are missing, so it needs no right to do so where they are there.
-func (d Database) createTables(ctx context.Context, db *sql.DB, statements string) error {
-	statements = strings.ReplaceAll(strings.TrimSpace(statements), "BINARY_16", d.binary)
-	table := ""
-	for _, statement := range strings.Split(strings.TrimSuffix(statements, ";"), ";\n") {
-		if found := tableName.FindStringSubmatch(statement); found != nil {
-			table = found[1]
-			if isThere(ctx, db, table) {
-				table = ""
-			}
-			statement += d.suffix
+// table is one of docs/wire.md, as all clients have it.
+type table struct{ name, columns, index, indexed string }
+
+var ledgerTables = []table{
+	{
+		name: "tmc_ledger",
+		columns: `message_id VARCHAR(64) NOT NULL, state SMALLINT NOT NULL, topic VARCHAR(128) NOT NULL, message_key VARCHAR(128) NOT NULL,
+			attempt_id BINARY_16 NOT NULL, created_ms BIGINT NOT NULL, settled_ms BIGINT, PRIMARY KEY (message_id)`,
+		index: "tmc_ledger_unsettled", indexed: "settled_ms, message_id",
+	},
+	{
+		name:    "tmc_ledger_info",
+		columns: "id INTEGER NOT NULL, ledger_id BINARY_16 NOT NULL, horizon_ms BIGINT DEFAULT '0' NOT NULL, PRIMARY KEY (id)",
+	},
+}
+
+var inboxTables = []table{
+	{
+		name: "tmc_inbox",
+		columns: `subscriber VARCHAR(160) NOT NULL, message_id VARCHAR(64) NOT NULL, received_ms BIGINT NOT NULL,
+			PRIMARY KEY (subscriber, message_id)`,
+	},
+	{
+		name: "tmc_inbox_order",
+		columns: `line VARCHAR(32) NOT NULL, subscriber VARCHAR(160) NOT NULL, topic VARCHAR(128) NOT NULL, order_key VARCHAR(128) NOT NULL,
+			sequence BIGINT NOT NULL, changed_ms BIGINT NOT NULL, PRIMARY KEY (line)`,
+	},
+}
+
+// createTables makes the tables that are missing. It needs no right to do so where they are there.
+func (d Database) createTables(ctx context.Context, db *sql.DB, tables []table) error {
+	for _, t := range tables {
+		if isThere(ctx, db, t.name) {
+			continue
 		}
-		if table == "" {
-			continue // with its index
-		}
-		if _, err := db.ExecContext(ctx, statement); err != nil {
-			if isThere(ctx, db, table) { // another process was faster
-				table = ""
-				continue
-			}
+		if err := d.createTable(ctx, db, t); err != nil && !isThere(ctx, db, t.name) { // else another process was faster
 			return fmt.Errorf("tmc: %w", err)
 		}
 	}
 	return nil
 }
 
-var tableName = regexp.MustCompile(`^CREATE TABLE (\w+)`)
+func (d Database) createTable(ctx context.Context, db *sql.DB, t table) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	for _, statement := range d.create(t) {
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
 
 func isThere(ctx context.Context, db *sql.DB, table string) bool {
 	rows, err := db.QueryContext(ctx, "SELECT 1 FROM "+table+" WHERE 1 = 0")

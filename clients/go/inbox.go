@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"golang.org/x/crypto/blake2b"
 )
@@ -31,12 +32,15 @@ func (i *Inbox) Once(effect func(ctx context.Context, tx *sql.Tx, m *Copy) error
 	return func(ctx context.Context, m *Copy) error {
 		tx, err := i.db.BeginTx(ctx, nil)
 		if err != nil {
-			return err
+			return notNow(err)
 		}
 		defer tx.Rollback()
+		if err := i.database.hold(ctx, tx); err != nil {
+			return notNow(err)
+		}
 		done, err := tx.ExecContext(ctx, insert, m.Subscriber, m.MessageID, nowMs())
 		if err != nil {
-			return err
+			return notNow(err)
 		}
 		isNew, err := done.RowsAffected()
 		if err == nil && isNew == 1 {
@@ -48,9 +52,15 @@ func (i *Inbox) Once(effect func(ctx context.Context, tx *sql.Tx, m *Copy) error
 		if err := effect(ctx, tx, m); err != nil {
 			return err
 		}
+		if err := i.database.release(ctx, tx); err != nil {
+			return err
+		}
 		return tx.Commit()
 	}
 }
+
+// notNow: an inbox that is down is no failure of the handler, and costs no retry.
+func notNow(err error) error { return fmt.Errorf("the inbox: %w (%w)", err, Later(time.Second)) }
 
 // advance notes the sequence of an ordered message. Returns 0: it has had its effect. Error: a later one has.
 func (i *Inbox) advance(ctx context.Context, tx *sql.Tx, m *Copy) (int64, error) {
@@ -71,7 +81,7 @@ func (i *Inbox) advance(ctx context.Context, tx *sql.Tx, m *Copy) (int64, error)
 		insert := i.database.insertUnless("tmc_inbox_order", "line, subscriber, topic, order_key, sequence, changed_ms")
 		done, err := tx.ExecContext(ctx, insert, line, m.Subscriber, m.Topic, m.OrderKey(), sequence, nowMs())
 		if err != nil {
-			return 0, err
+			return 0, notNow(err)
 		}
 		changed, err := done.RowsAffected()
 		if err == nil && changed == 0 {
@@ -80,12 +90,12 @@ func (i *Inbox) advance(ctx context.Context, tx *sql.Tx, m *Copy) (int64, error)
 		return changed, err
 	}
 	if err != nil {
-		return 0, err
+		return 0, notNow(err)
 	}
 	move := i.database.sql("UPDATE tmc_inbox_order SET sequence = ?, changed_ms = ? WHERE line = ? AND sequence < ?")
 	done, err := tx.ExecContext(ctx, move, sequence, nowMs(), line, sequence)
 	if err != nil {
-		return 0, err
+		return 0, notNow(err)
 	}
 	changed, err := done.RowsAffected()
 	if err == nil && changed == 0 && last != sequence {

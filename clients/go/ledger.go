@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,9 +18,12 @@ const (
 	committed  = 1 // the states of a row in tmc_ledger
 	rolledBack = 2
 
-	resumeEvery  = time.Minute
-	page         = 500
-	decideWithin = 2 * time.Second
+	page          = 500
+	resumeEvery   = time.Minute
+	resumeWithin  = 30 * time.Second // a page
+	prepareWithin = 5 * time.Second  // the local transaction is open meanwhile
+	decideWithin  = 2 * time.Second  // after which it goes on in the background, or by a check
+	submitWithin  = time.Minute
 )
 
 // Ledger is the list of committed messages in the database of a service. A row of it is written by the transaction that a message
@@ -30,10 +34,11 @@ type Ledger struct {
 	database Database
 	id       []byte
 	settled  chan string
+	refused  sync.Map // ids of messages that are committed here and decided otherwise at the center
 }
 
 // Ledger returns the ledger in db, which gets its tables if it has none. From then on, messages that an earlier process committed
-// and could not submit are submitted.
+// and could not submit are submitted. A client has one: make another client for another database.
 func (c *Client) Ledger(ctx context.Context, db *sql.DB, database Database) (*Ledger, error) {
 	if err := database.createTables(ctx, db, ledgerTables); err != nil {
 		return nil, err
@@ -42,43 +47,58 @@ func (c *Client) Ledger(ctx context.Context, db *sql.DB, database Database) (*Le
 	if _, err := db.ExecContext(ctx, insert, 1, NewAttempt()); err != nil {
 		return nil, fmt.Errorf("tmc: %w", err)
 	}
-	l := &Ledger{client: c, db: db, database: database, settled: make(chan string, page)}
+	l := &Ledger{client: c, db: db, database: database, settled: make(chan string, 10_000)}
 	if err := db.QueryRowContext(ctx, "SELECT ledger_id FROM tmc_ledger_info").Scan(&l.id); err != nil {
 		return nil, fmt.Errorf("tmc: %w", err)
 	}
-	c.hasLedger(l.id)
+	if err := c.hasLedger(l.id); err != nil {
+		return nil, err
+	}
 	c.busy.Go(l.settle)
 	c.busy.Go(l.resume)
 	return l, nil
 }
 
-// Tx is a local transaction that sends messages.
+// Tx is a local transaction that sends messages. Transact commits it or rolls it back.
 type Tx struct {
 	*sql.Tx
-	ledger *Ledger
-	sent   []sent
+	lock sync.Mutex
+	sent []sent
 }
 
 type sent struct {
-	id      string
+	id      string // "" before it is prepared
 	message Message
 }
 
-// Send prepares a message: it is delivered if this transaction commits. Call it late, since the transaction is open meanwhile.
-func (t *Tx) Send(ctx context.Context, m Message) error {
-	m.Attempt = attemptOf(m)
-	id, err := t.ledger.client.prepare(ctx, m, t.ledger.id)
-	if err != nil {
-		return err
-	}
-	t.sent = append(t.sent, sent{id: id, message: m})
-	return nil
+// Commit refuses: return nil from the function that was given to Transact.
+func (t *Tx) Commit() error { return errNotYours }
+
+// Rollback refuses: return an error from the function that was given to Transact.
+func (t *Tx) Rollback() error { return errNotYours }
+
+var errNotYours = errors.New("tmc: Transact ends the transaction when your function returns")
+
+// Send has a message delivered if the transaction commits. It is prepared when the function given to Transact has returned.
+func (t *Tx) Send(m Message) {
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	m.Attempt = NewAttempt() // of this transaction alone
+	t.sent = append(t.sent, sent{message: m})
 }
 
-// Transact runs work in a transaction and commits it, or rolls it back if work returns an error or panics. The messages that it
-// sent are delivered in the first case and discarded in the second.
+var (
+	// ErrFenced says that a transaction must be run again.
+	ErrFenced = errors.New("tmc: the center was told that this transaction had not committed, and so it cannot any more: run it again")
+	// ErrInDoubt says that nobody knows yet whether a transaction committed.
+	ErrInDoubt = errors.New("tmc: the transaction may have committed")
+)
+
+// Transact runs work in a transaction, prepares the messages that it sent, and commits; or rolls back if work returns an error or
+// panics, or a message cannot be prepared. The messages are delivered in the first case and discarded in the second.
 //
 // No error: the transaction is committed, and its messages are submitted, or will be as soon as the center answers.
+// An *Error: a message was refused; with KEY_IN_PROGRESS, run it again after RetryAfter.
 // ErrFenced: it took so long that the center was told it had not committed; run it again.
 // ErrInDoubt: the database did not say whether it committed, and cannot be asked now. The center asks later, and does what is right.
 func (l *Ledger) Transact(ctx context.Context, work func(tx *Tx) error) error {
@@ -86,20 +106,25 @@ func (l *Ledger) Transact(ctx context.Context, work func(tx *Tx) error) error {
 	if err != nil {
 		return err
 	}
-	tx, done := &Tx{Tx: local, ledger: l}, false
+	tx, done := &Tx{Tx: local}, false
 	defer func() {
 		if !done { // work panicked, or left by runtime.Goexit
 			_ = local.Rollback()
-			l.discard(ctx, tx.sent)
 		}
 	}()
-	err = work(tx)
-	if err == nil {
-		err = tx.write(ctx)
+	if err = l.database.hold(ctx, local); err == nil {
+		err = work(tx)
 	}
 	done = true
 	if err != nil {
 		_ = local.Rollback() // its error says no more: what is not committed is rolled back
+		return err
+	}
+	if err = l.prepare(ctx, tx.sent); err == nil {
+		err = l.write(ctx, local, tx.sent)
+	}
+	if err != nil {
+		_ = local.Rollback()
 		l.discard(ctx, tx.sent)
 		return err
 	}
@@ -110,20 +135,27 @@ func (l *Ledger) Transact(ctx context.Context, work func(tx *Tx) error) error {
 	return nil
 }
 
-var (
-	// ErrFenced says that a transaction must be run again.
-	ErrFenced = errors.New("tmc: the center was told that this transaction had not committed, and so it cannot any more: run it again")
-	// ErrInDoubt says that nobody knows yet whether a transaction committed.
-	ErrInDoubt = errors.New("tmc: the transaction may have committed")
-)
+// prepare prepares all messages at once, and notes their ids.
+func (l *Ledger) prepare(ctx context.Context, messages []sent) error {
+	ctx, cancel := context.WithTimeout(ctx, prepareWithin)
+	defer cancel()
+	failures := make([]error, len(messages))
+	each(len(messages), func(i int) {
+		messages[i].id, failures[i] = l.client.prepare(ctx, messages[i].message, l.id)
+	})
+	return errors.Join(failures...)
+}
 
 // write inserts the rows of the messages, in the order of their keys: two transactions cannot wait for each other.
-func (t *Tx) write(ctx context.Context) error {
-	slices.SortFunc(t.sent, func(a, b sent) int { return cmp.Compare(a.id, b.id) })
-	insert := t.ledger.database.insertUnless("tmc_ledger", "message_id, state, topic, message_key, attempt_id, created_ms")
-	for _, each := range t.sent {
-		m := each.message
-		done, err := t.ExecContext(ctx, insert, each.id, committed, m.Topic, m.Key, m.Attempt, nowMs())
+func (l *Ledger) write(ctx context.Context, tx *sql.Tx, messages []sent) error {
+	if err := l.database.release(ctx, tx); err != nil {
+		return err
+	}
+	rows := slices.SortedFunc(slices.Values(messages), func(a, b sent) int { return cmp.Compare(a.id, b.id) })
+	insert := l.database.insertUnless("tmc_ledger", "message_id, state, topic, message_key, attempt_id, created_ms")
+	for _, row := range rows {
+		m := row.message
+		done, err := tx.ExecContext(ctx, insert, row.id, committed, m.Topic, m.Key, m.Attempt, nowMs())
 		if err != nil {
 			return err
 		}
@@ -159,54 +191,62 @@ func (l *Ledger) isCommitted(ctx context.Context, messages []sent, why *error) b
 	return false
 }
 
-// discard rolls back messages at the center. What does not arrive, a check finds out.
+// discard rolls back messages at the center, also those whose prepare was not answered. What does not arrive, a check finds out.
 func (l *Ledger) discard(ctx context.Context, messages []sent) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideWithin)
 	defer cancel()
-	each(messages, func(m sent) {
-		if err := l.client.Rollback(ctx, m.id); err != nil {
-			l.client.log.Info("tmc: a check will roll the message back", "message_id", m.id, "error", err)
+	each(len(messages), func(i int) {
+		m := messages[i]
+		request := &tmcv1.RollbackRequest{MessageId: m.id}
+		if m.id == "" {
+			request = &tmcv1.RollbackRequest{Topic: m.message.Topic, Key: m.message.Key, AttemptId: m.message.Attempt}
+		}
+		if err := l.client.rollback(ctx, request); err != nil {
+			l.client.log.Info("tmc: a check will roll the message back", "topic", m.message.Topic, "key", m.message.Key, "error", err)
 		}
 	})
 }
 
-// submit submits messages. What does not arrive before ctx ends, resume or a check submits.
+// submit submits messages in the order of their order keys. If that takes long, it goes on without the caller.
 func (l *Ledger) submit(ctx context.Context, messages []sent) {
-	ctx, cancel := context.WithTimeout(ctx, decideWithin)
-	defer cancel()
-	inOrder := map[string][]string{} // of an order key, one after another
-	for _, m := range messages {
-		line := m.id
-		if m.message.OrderKey != "" {
-			line = "\x00" + m.message.Topic + "\x00" + m.message.OrderKey
+	lines := grouped(messages, func(m sent) string {
+		if m.message.OrderKey == "" {
+			return m.id
 		}
-		inOrder[line] = append(inOrder[line], m.id)
-	}
-	lines := make([][]string, 0, len(inOrder))
-	for _, ids := range inOrder {
-		lines = append(lines, ids)
-	}
-	each(lines, func(ids []string) {
-		for _, id := range ids {
-			if !l.submitOne(ctx, id) {
-				return
-			}
-		}
+		return "\x00" + m.message.Topic + "\x00" + m.message.OrderKey
 	})
+	finished := make(chan struct{})
+	l.client.busy.Go(func() {
+		defer close(finished)
+		within, cancel := context.WithTimeout(l.client.ctx, submitWithin)
+		defer cancel()
+		each(len(lines), func(i int) {
+			for _, m := range lines[i] {
+				if !l.submitOne(within, m.id) {
+					return
+				}
+			}
+		})
+	})
+	select {
+	case <-finished:
+	case <-ctx.Done():
+	case <-time.After(decideWithin):
+	}
 }
 
-// submitOne returns whether a later message of its order key may be submitted.
+// submitOne returns whether a later message of its order key may be submitted. What could not be, resume or a check submits.
 func (l *Ledger) submitOne(ctx context.Context, id string) bool {
 	err := l.client.Submit(ctx, id)
-	var refusal *Error
-	switch {
-	case err == nil, errors.As(err, &refusal) && refusal.Reason == tmcv1.Reason_MESSAGE_GONE:
+	if err == nil || hasReason(err, tmcv1.Reason_MESSAGE_GONE) {
 		select {
 		case l.settled <- id:
 		default: // the database is slow: resume settles it
 		}
 		return true
-	case errors.As(err, &refusal) && (refusal.Reason == tmcv1.Reason_ALREADY_ROLLED_BACK || refusal.Reason == tmcv1.Reason_MESSAGE_UNKNOWN):
+	}
+	if hasReason(err, tmcv1.Reason_ALREADY_ROLLED_BACK, tmcv1.Reason_MESSAGE_UNKNOWN) {
+		l.refused.Store(id, true)
 		l.client.log.Error("tmc: somebody decided otherwise about a committed message: see its ledger row", "message_id", id, "error", err)
 		return true
 	}
@@ -214,17 +254,32 @@ func (l *Ledger) submitOne(ctx context.Context, id string) bool {
 	return false
 }
 
-// each calls do for all items at once.
-func each[T any](items []T, do func(T)) {
-	if len(items) == 1 {
-		do(items[0])
+// each calls do with 0 .. count-1 at once.
+func each(count int, do func(int)) {
+	if count == 1 {
+		do(0)
 		return
 	}
 	all := sync.WaitGroup{}
-	for _, item := range items {
-		all.Go(func() { do(item) })
+	for i := range count {
+		all.Go(func() { do(i) })
 	}
 	all.Wait()
+}
+
+// grouped returns items by their names, in the order that they have.
+func grouped[T any](items []T, name func(T) string) [][]T {
+	groups, places := [][]T{}, map[string]int{}
+	for _, item := range items {
+		place, found := places[name(item)]
+		if !found {
+			place = len(groups)
+			places[name(item)] = place
+			groups = append(groups, nil)
+		}
+		groups[place] = append(groups[place], item)
+	}
+	return groups
 }
 
 // settle notes what the center has, some at a time, until the client is closed and all is noted.
@@ -251,20 +306,19 @@ func (l *Ledger) settle() {
 // note marks rows as settled. A mark that is lost costs one more submit.
 func (l *Ledger) note(ids []string) error {
 	slices.Sort(ids)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.client.ctx), decideWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.client.ctx), callTimeout)
 	defer cancel()
-	tx, err := l.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	mark := l.database.sql("UPDATE tmc_ledger SET settled_ms = ? WHERE message_id = ? AND settled_ms IS NULL")
-	for _, id := range ids {
-		if _, err := tx.ExecContext(ctx, mark, nowMs(), id); err != nil {
+	for few := range slices.Chunk(ids, 100) {
+		values := []any{nowMs()}
+		for _, id := range few {
+			values = append(values, id)
+		}
+		mark := "UPDATE tmc_ledger SET settled_ms = ? WHERE message_id IN (" + marks(len(few)) + ") AND settled_ms IS NULL"
+		if _, err := l.db.ExecContext(ctx, l.database.sql(mark), values...); err != nil {
 			return err
 		}
 	}
-	return tx.Commit()
+	return nil
 }
 
 // resume submits what is committed and not settled, at once and then every minute.
@@ -289,12 +343,31 @@ func (l *Ledger) submitUnsettled(before int64) error {
 		if err != nil {
 			return err
 		}
-		each(ids, func(id string) { l.submitOne(l.client.ctx, id) })
-		if len(ids) < page {
+		if len(ids) > 0 {
+			last = ids[len(ids)-1]
+		}
+		isLast := len(ids) < page
+		l.submitPage(ids)
+		if isLast {
 			return nil
 		}
-		last = ids[len(ids)-1]
 	}
+}
+
+// submitPage submits messages, those of an ordered topic, which are all in one shard, in the order of their numbers.
+func (l *Ledger) submitPage(ids []string) {
+	ctx, cancel := context.WithTimeout(l.client.ctx, resumeWithin)
+	defer cancel()
+	ids = slices.DeleteFunc(ids, func(id string) bool { _, found := l.refused.Load(id); return found })
+	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+	shards := grouped(ids, func(id string) string { return id[:strings.LastIndexByte(id, '-')+1] })
+	each(len(shards), func(i int) {
+		for _, id := range shards[i] {
+			if !l.submitOne(ctx, id) {
+				return
+			}
+		}
+	})
 }
 
 // textsOf returns the only column of rows.

@@ -3,9 +3,9 @@ package tmc
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
+	"slices"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -13,7 +13,8 @@ import (
 	tmcv1 "tmc/v1"
 )
 
-var errClosed = errors.New("tmc: the client is closed")
+// ErrClosed says that the client was closed meanwhile.
+var ErrClosed = errors.New("tmc: the client is closed")
 
 // Message is what a service sends.
 type Message struct {
@@ -27,36 +28,43 @@ type Message struct {
 	OrderKey string
 	// Delay of the delivery, in whole milliseconds.
 	Delay time.Duration
-	// Attempt distinguishes a repeated call from another transaction with the same key; nil: a new one. Set it to what is stored
-	// with the work if the process may die and repeat the call.
+	// Attempt distinguishes a repeated Publish or Prepare from another one with the same key; nil: a new one. Set it to what is
+	// stored with the work if the process may die and repeat the call. A Tx does not use it.
 	Attempt []byte
 }
 
 // Publish sends a message that needs no local transaction. Returns: its id.
 func (c *Client) Publish(ctx context.Context, m Message) (string, error) {
-	if err := m.check(); err != nil {
-		return "", err
-	}
 	return c.perform(ctx, &tmcv1.Operation{Operation: &tmcv1.Operation_Publish{Publish: &tmcv1.PublishRequest{
-		Topic: m.Topic, Key: m.Key, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, AttemptId: attemptOf(m),
-		DelayMs: m.Delay.Milliseconds(), OrderKey: m.OrderKey,
+		Topic: m.Topic, Key: m.Key, Body: slices.Clone(m.Body), ContentType: m.ContentType, Headers: maps.Clone(m.Headers),
+		AttemptId: attemptOf(m), DelayMs: m.Delay.Milliseconds(), OrderKey: m.OrderKey,
 	}}})
 }
 
 // Prepare announces a message. Submit or Rollback decides it; until then the center asks this service for the outcome.
 // Ledger.Transact does all of it. Returns: the message's id.
 func (c *Client) Prepare(ctx context.Context, m Message) (string, error) {
-	return c.prepare(ctx, m, nil)
+	return c.perform(ctx, preparation(m, nil))
 }
 
+func preparation(m Message, ledgerID []byte) *tmcv1.Operation {
+	return &tmcv1.Operation{Operation: &tmcv1.Operation_Prepare{Prepare: &tmcv1.PrepareRequest{
+		Topic: m.Topic, Key: m.Key, Body: slices.Clone(m.Body), ContentType: m.ContentType, Headers: maps.Clone(m.Headers),
+		AttemptId: attemptOf(m), DelayMs: m.Delay.Milliseconds(), OrderKey: m.OrderKey, LedgerId: ledgerID,
+	}}} // body and headers are the caller's again when it returns, also while they wait to be sent
+}
+
+// prepare prepares while a local transaction is open, so it does not wait for what may take long: another transaction with this
+// key, and room for more undecided or unacked messages.
 func (c *Client) prepare(ctx context.Context, m Message, ledgerID []byte) (string, error) {
-	if err := m.check(); err != nil {
-		return "", err
-	}
-	return c.perform(ctx, &tmcv1.Operation{Operation: &tmcv1.Operation_Prepare{Prepare: &tmcv1.PrepareRequest{
-		Topic: m.Topic, Key: m.Key, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, AttemptId: attemptOf(m),
-		DelayMs: m.Delay.Milliseconds(), OrderKey: m.OrderKey, LedgerId: ledgerID,
-	}}})
+	operation := preparation(m, ledgerID)
+	return repeated(ctx, c.log, func() (string, error) {
+		id, err := c.performOnce(ctx, operation)
+		if hasReason(err, tmcv1.Reason_KEY_IN_PROGRESS, tmcv1.Reason_OPEN_LIMIT, tmcv1.Reason_UNACKED_LIMIT) {
+			return "", final{err}
+		}
+		return id, err
+	})
 }
 
 // Submit has a prepared message delivered.
@@ -69,24 +77,28 @@ func (c *Client) Submit(ctx context.Context, messageID string) error {
 
 // Rollback discards a prepared message.
 func (c *Client) Rollback(ctx context.Context, messageID string) error {
-	_, err := c.perform(ctx, &tmcv1.Operation{Operation: &tmcv1.Operation_Rollback{
-		Rollback: &tmcv1.RollbackRequest{MessageId: messageID},
-	}})
+	return c.rollback(ctx, &tmcv1.RollbackRequest{MessageId: messageID})
+}
+
+func (c *Client) rollback(ctx context.Context, request *tmcv1.RollbackRequest) error {
+	_, err := c.perform(ctx, &tmcv1.Operation{Operation: &tmcv1.Operation_Rollback{Rollback: request}})
 	return err
 }
 
 // perform repeats an operation until its answer stays. Returns: the id of its message.
 func (c *Client) perform(ctx context.Context, operation *tmcv1.Operation) (string, error) {
-	return repeated(ctx, func() (string, error) {
-		if proto.Size(operation) > mostBytes {
-			return c.performAlone(ctx, operation)
-		}
-		result, err := c.produced.ask(ctx, operation)
-		if err != nil {
-			return "", err
-		}
-		return result.MessageId, refusal(result.Error)
-	})
+	return repeated(ctx, c.log, func() (string, error) { return c.performOnce(ctx, operation) })
+}
+
+func (c *Client) performOnce(ctx context.Context, operation *tmcv1.Operation) (string, error) {
+	if proto.Size(operation) > mostBytes {
+		return c.performAlone(ctx, operation)
+	}
+	result, err := c.produced.ask(ctx, operation)
+	if err != nil {
+		return "", err
+	}
+	return result.MessageId, refusal(result.Error)
 }
 
 // performAlone performs an operation by a call of its own, so that one too large for the center is refused alone.
@@ -99,23 +111,6 @@ func (c *Client) performAlone(ctx context.Context, operation *tmcv1.Operation) (
 	}
 	response, err := c.messages.Prepare(ctx, operation.GetPrepare())
 	return response.GetMessageId(), refused(err)
-}
-
-// check refuses text that cannot be sent: it would end the stream of all callers.
-func (m *Message) check() error {
-	texts := []string{m.Topic, m.Key, m.ContentType, m.OrderKey}
-	for name, value := range m.Headers {
-		texts = append(texts, name, value)
-	}
-	for _, text := range texts {
-		if !utf8.ValidString(text) {
-			return &Error{
-				Code: codes.InvalidArgument, Reason: tmcv1.Reason_FIELD_INVALID,
-				Message: fmt.Sprintf("%q is not UTF-8: send bytes in the body.", text),
-			}
-		}
-	}
-	return nil
 }
 
 func attemptOf(m Message) []byte {

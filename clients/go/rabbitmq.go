@@ -5,8 +5,10 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,19 +28,7 @@ type queueReader struct {
 	screen   *screen
 }
 
-func (q *queueReader) run(ctx context.Context) {
-	for pause := shortestPause; ctx.Err() == nil; pause = min(2*pause, longestPause) {
-		got, err := q.read(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		q.receiver.client.log.Info("tmc: the connection to RabbitMQ ended", "queue", q.queue, "error", err)
-		if got {
-			pause = shortestPause
-		}
-		sleep(ctx, pause)
-	}
-}
+const setUpWithin = 15 * time.Second
 
 // read receives over one connection. Returns: whether it began to, and why it ended.
 func (q *queueReader) read(ctx context.Context) (got bool, err error) {
@@ -46,7 +36,10 @@ func (q *queueReader) read(ctx context.Context) (got bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer connection.Close()
+	hangUp := func() { _ = connection.CloseDeadline(time.Now().Add(5 * time.Second)) }
+	defer hangUp()
+	late := time.AfterFunc(setUpWithin, hangUp) // a broker that is connected and does not answer
+	defer late.Stop()
 	channel, err := connection.Channel()
 	if err != nil {
 		return false, err
@@ -55,35 +48,58 @@ func (q *queueReader) read(ctx context.Context) (got bool, err error) {
 		return false, err
 	}
 	closed := channel.NotifyClose(make(chan *amqp.Error, 1))
-	copies, err := channel.Consume(q.queue, "", false, false, false, false, nil)
+	copies, err := channel.Consume(q.queue, q.queue, false, false, false, false, nil)
 	if err != nil {
 		return false, err
 	}
-	all := sync.WaitGroup{}
-	defer all.Wait() // what is handled is acked at the broker before the connection closes
+	late.Stop()
+	taken := sync.WaitGroup{}
 	for {
 		select {
 		case d, open := <-copies:
 			if !open {
-				if why := <-closed; why != nil {
-					err = why
-				}
-				return true, err
+				return true, whyEnded(closed)
 			}
 			q.receiver.busy.Add(1)
-			all.Go(func() {
+			taken.Go(func() {
 				defer q.receiver.busy.Done()
 				q.take(ctx, &d)
 			})
 		case <-ctx.Done():
+			late.Reset(q.receiver.consumer.Grace)
+			_ = channel.Cancel(q.queue, false) // no more of them
+			q.await(&taken)                    // what is handled is acked before the connection closes
 			return true, ctx.Err()
 		}
 	}
 }
 
+// await waits until all is acked, or the handlers' time is over.
+func (q *queueReader) await(taken *sync.WaitGroup) {
+	acked := make(chan struct{})
+	go func() { taken.Wait(); close(acked) }()
+	select {
+	case <-acked:
+	case <-q.receiver.ctx.Done():
+	}
+}
+
+// whyEnded returns why there are no more copies: the channel was closed, or the broker cancelled the consumer alone.
+func whyEnded(closed chan *amqp.Error) error {
+	select {
+	case why := <-closed:
+		if why != nil {
+			return why
+		}
+		return amqp.ErrClosed
+	default:
+		return errors.New("tmc: the broker cancelled the consumer: its queue was deleted, or moves")
+	}
+}
+
 // connect tries the nodes in turn.
 func (q *queueReader) connect(ctx context.Context) (*amqp.Connection, error) {
-	plan, err := q.receiver.describe(ctx)
+	plan, err := q.receiver.describe(ctx) // brokers move
 	if err != nil {
 		return nil, err
 	}
@@ -119,14 +135,14 @@ func (q *queueReader) connect(ctx context.Context) (*amqp.Connection, error) {
 func (q *queueReader) take(ctx context.Context, d *amqp.Delivery) {
 	arrived := time.Now()
 	m, signature := copyOf(d)
-	switch q.screen.judge(ctx, m, signature, q) {
+	switch q.screen.judge(ctx, m, signature, q.topic) {
 	case genuine:
 		m.Redelivered = m.Redelivered || time.Since(arrived) > askEvery // the broker may have given it to somebody else meanwhile
 		q.receiver.handle(m)
 	case stopped:
 		return // it comes again
 	}
-	if q.receiver.ctx.Err() == nil {
+	if q.receiver.ctx.Err() == nil { // else nobody knows whether the center has its answer
 		_ = d.Ack(false) // what cannot be acked comes again, and its handler does not begin
 	}
 }
@@ -196,19 +212,22 @@ const (
 	reportEvery = time.Second
 )
 
+var messageID = regexp.MustCompile(`^[0-9]{1,10}-[0-9]{1,10}-[0-9]{1,2}-[0-9]{1,20}$`)
+
 // screen lets only copies pass that the center signed, and reports the others.
 type screen struct {
 	receiver *receiver
+	asking   chan struct{} // a place for the one that asks the center
 
 	lock     sync.Mutex
 	keys     map[string][][]byte // by topic; none: its copies are not signed
-	asked    time.Time
+	learned  time.Time
 	forged   map[string]*tmcv1.ReportForgedCopiesRequest // by topic, not reported yet
 	reported bool                                        // somebody is about to
 }
 
 func newScreen(r *receiver) *screen {
-	return &screen{receiver: r, forged: map[string]*tmcv1.ReportForgedCopiesRequest{}}
+	return &screen{receiver: r, asking: make(chan struct{}, 1), forged: map[string]*tmcv1.ReportForgedCopiesRequest{}}
 }
 
 func (s *screen) learn(plan *tmcv1.DescribeSubscriptionsResponse) {
@@ -216,41 +235,63 @@ func (s *screen) learn(plan *tmcv1.DescribeSubscriptionsResponse) {
 	for _, subscription := range plan.Subscriptions {
 		keys[subscription.Topic] = [][]byte{}
 		for _, text := range subscription.DeliveryKeys {
-			if key, err := hex.DecodeString(text); err == nil {
-				keys[subscription.Topic] = append(keys[subscription.Topic], key)
+			key, err := hex.DecodeString(text)
+			if err != nil || len(key) == 0 {
+				key = NewAttempt() // a key of a kind that we do not know: no copy is signed with this one
 			}
+			keys[subscription.Topic] = append(keys[subscription.Topic], key)
 		}
 	}
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	s.keys, s.asked = keys, time.Now()
+	s.keys, s.learned = keys, time.Now()
 }
 
 // judge waits for the center's answer if a copy names a key or a topic that is not known yet.
-func (s *screen) judge(ctx context.Context, m *Copy, signature string, q *queueReader) judgment {
-	right, known := s.isGenuine(m, signature)
-	for !known && !right {
-		asked := s.lastAsked()
-		if !sleep(ctx, time.Until(asked.Add(askEvery))) {
+func (s *screen) judge(ctx context.Context, m *Copy, signature string, topic string) judgment {
+	if messageID.MatchString(m.MessageID) {
+		arrived := time.Now()
+		right, known := s.isGenuine(m, signature)
+		if !known && !s.learnAgain(ctx, arrived) {
 			return stopped
 		}
-		if s.isMine(asked) { // one asks for all that wait
-			plan, err := s.receiver.describe(ctx)
-			if err != nil {
-				return stopped
-			}
-			s.learn(plan)
+		if !known {
+			right, _ = s.isGenuine(m, signature)
 		}
-		right, known = s.isGenuine(m, signature)
-		if s.lastAsked().After(asked) {
-			break
+		if right {
+			return genuine
 		}
 	}
-	if right {
-		return genuine
-	}
-	s.report(m, q.topic)
+	s.report(m, topic)
 	return forged
+}
+
+// learnAgain asks the center for its keys, unless somebody has since then. Returns false: ctx ended before.
+func (s *screen) learnAgain(ctx context.Context, since time.Time) bool {
+	select {
+	case s.asking <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	defer func() { <-s.asking }()
+	for last := s.lastLearned(); !last.After(since); last = s.lastLearned() {
+		if !sleep(ctx, time.Until(last.Add(askEvery))) {
+			return false
+		}
+		plan, err := s.receiver.describe(ctx)
+		if err == nil {
+			s.learn(plan)
+		} else if !sleep(ctx, longestPause) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *screen) lastLearned() time.Time {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return s.learned
 }
 
 // isGenuine returns whether the center signed a copy, and whether that is certain with the keys that are known.
@@ -273,23 +314,6 @@ func (s *screen) isGenuine(m *Copy, signature string) (right, known bool) {
 	return false, found && signature == ""
 }
 
-func (s *screen) lastAsked() time.Time {
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	return s.asked
-}
-
-// isMine returns whether the caller is the one that asks again.
-func (s *screen) isMine(asked time.Time) bool {
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	if s.asked != asked {
-		return false
-	}
-	s.asked = time.Now()
-	return true
-}
-
 // report tells the center of refused copies, once a second.
 func (s *screen) report(m *Copy, topic string) {
 	s.lock.Lock()
@@ -297,10 +321,20 @@ func (s *screen) report(m *Copy, topic string) {
 	if _, found := s.keys[m.Topic]; found {
 		topic = m.Topic
 	}
-	if s.forged[topic] == nil {
-		s.forged[topic] = &tmcv1.ReportForgedCopiesRequest{Topic: topic, MessageId: m.MessageID[:min(len(m.MessageID), 100)]}
+	claimed := m.MessageID
+	if !messageID.MatchString(claimed) {
+		claimed = ""
 	}
-	s.forged[topic].Count++
+	s.add(&tmcv1.ReportForgedCopiesRequest{Topic: topic, MessageId: claimed, Count: 1})
+}
+
+// add notes a report for the next call. The lock is held.
+func (s *screen) add(report *tmcv1.ReportForgedCopiesRequest) {
+	if found := s.forged[report.Topic]; found != nil {
+		found.Count += report.Count
+		return
+	}
+	s.forged[report.Topic] = report
 	if !s.reported {
 		s.reported = true
 		time.AfterFunc(reportEvery, s.send)
@@ -314,10 +348,15 @@ func (s *screen) send() {
 	s.lock.Unlock()
 	for _, report := range reports {
 		s.receiver.client.log.Error("tmc: copies that the center did not sign are dropped", "topic", report.Topic, "count", report.Count)
-		ctx, cancel := context.WithTimeout(s.receiver.ctx, callTimeout)
-		if _, err := s.receiver.client.consumed.ReportForgedCopies(ctx, report); err != nil {
+		ctx, cancel := context.WithTimeout(s.receiver.client.calling(s.receiver.ctx), callTimeout)
+		_, err := s.receiver.client.consumed.ReportForgedCopies(ctx, report)
+		cancel()
+		if found, isOurs := refused(err).(*Error); isOurs && found.isPassing() && s.receiver.ctx.Err() == nil {
+			s.lock.Lock()
+			s.add(report)
+			s.lock.Unlock()
+		} else if err != nil {
 			s.receiver.client.log.Warn("tmc: they could not be reported", "error", err)
 		}
-		cancel()
 	}
 }

@@ -6,7 +6,8 @@
 //		if _, err := tx.ExecContext(ctx, "UPDATE orders SET status = 'paid' WHERE id = $1", id); err != nil {
 //			return err
 //		}
-//		return tx.Send(ctx, tmc.Message{Topic: "order.paid", Key: fmt.Sprint("paid-", id), Body: body})
+//		tx.Send(tmc.Message{Topic: "order.paid", Key: fmt.Sprint("paid-", id), Body: body})
+//		return nil
 //	})
 //
 // A process that dies in between is asked for the outcome (Ledger.Checks). Consume hands messages to handlers, and an Inbox makes
@@ -24,11 +25,13 @@ import (
 	"math"
 	mathrand "math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -71,8 +74,7 @@ type Client struct {
 	busy   sync.WaitGroup // goroutines that Close waits for
 
 	lock     sync.Mutex
-	ledgerID string // hexadecimal, as the center is told; "": none, or several
-	ledgers  int
+	ledgerID string // hexadecimal, as the center is told; "": none
 }
 
 // Dial makes a client. It does not connect yet: calls do, and repeat until the center answers or their context ends.
@@ -99,6 +101,7 @@ func Dial(config Config) (*Client, error) {
 		grpc.WithTransportCredentials(security),
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"round_robin": {}}]}`), // after UNAVAILABLE, another server
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnecting, MinConnectTimeout: 5 * time.Second}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
 	)
 	if err != nil {
@@ -116,6 +119,9 @@ func Dial(config Config) (*Client, error) {
 	c.produced = collect(c.ctx, stream.perform)
 	return c, nil
 }
+
+// reconnecting: a server that is back is called within two seconds.
+var reconnecting = backoff.Config{BaseDelay: shortestPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestPause}
 
 // Close ends the client, after it has noted which messages are settled. What it could not submit stays in the ledger.
 func (c *Client) Close() error {
@@ -135,7 +141,7 @@ func (c *Client) calling(ctx context.Context) context.Context {
 			pairs = append(pairs, pair[0], pair[1])
 		}
 	}
-	return metadata.AppendToOutgoingContext(ctx, pairs...)
+	return metadata.NewOutgoingContext(ctx, metadata.Pairs(pairs...)) // nothing of the caller's
 }
 
 func prefixed(prefix, text string) string {
@@ -151,15 +157,15 @@ func (c *Client) ledger() string {
 	return c.ledgerID
 }
 
-// hasLedger notes a ledger of this process. An instance with several does not say which it has.
-func (c *Client) hasLedger(id []byte) {
+// hasLedger notes the ledger of this client.
+func (c *Client) hasLedger(id []byte) error {
 	c.lock.Lock()
 	defer c.lock.Unlock()
-	c.ledgers++
-	c.ledgerID = ""
-	if c.ledgers == 1 {
-		c.ledgerID = hex.EncodeToString(id)
+	if c.ledgerID != "" {
+		return errors.New("tmc: this client has a ledger: make another client for another database")
 	}
+	c.ledgerID = hex.EncodeToString(id)
+	return nil
 }
 
 // Error is how the center refuses a call. Match it with errors.As, and its Reason with docs/errors.md.
@@ -212,6 +218,7 @@ func refused(err error) error {
 		switch detail := detail.(type) {
 		case *errdetails.ErrorInfo:
 			result.Reason = tmcv1.Reason(tmcv1.Reason_value[detail.Reason])
+			result.MessageID = detail.Metadata["message_id"]
 		case *errdetails.RetryInfo:
 			result.RetryAfter = detail.RetryDelay.AsDuration()
 		case *errdetails.BadRequest:
@@ -228,13 +235,33 @@ const (
 	longestPause  = 2 * time.Second
 )
 
+// hasReason says whether the center refused for one of these.
+func hasReason(err error, reasons ...tmcv1.Reason) bool {
+	var refusal *Error
+	return errors.As(err, &refusal) && slices.Contains(reasons, refusal.Reason)
+}
+
+// final is an error that is not repeated, although it may pass.
+type final struct{ error }
+
+func (f final) Unwrap() error { return f.error }
+
 // repeated calls until there is an answer that stays, or ctx ends. Its error is then the last refusal, and ctx's.
-func repeated[A any](ctx context.Context, call func() (A, error)) (A, error) {
-	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
+func repeated[A any](ctx context.Context, log *slog.Logger, call func() (A, error)) (A, error) {
+	for pause, turn := shortestPause, 1; ; pause, turn = min(2*pause, longestPause), turn+1 {
 		answer, err := call()
+		if stays, is := err.(final); is {
+			return answer, stays.error
+		}
 		var refusal *Error
 		if err == nil || !errors.As(err, &refusal) || !refusal.isPassing() {
+			if refusal != nil && ctx.Err() != nil {
+				err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+			}
 			return answer, err
+		}
+		if turn%10 == 0 {
+			log.Warn("tmc: a call is repeated until the center answers", "error", err)
 		}
 		wait := max(refusal.RetryAfter, pause/2+mathrand.N(pause/2)) // callers refused together do not return together
 		if !sleep(ctx, wait) {

@@ -31,9 +31,11 @@ class Process:
         self._process.send_signal(signal.SIGTERM)
         assert self._process.wait(60) == 0, self._log.read_text()[-3000:]
 
-    def has_said(self, text: str) -> bool:
-        assert self._process.poll() is None, self._log.read_text()[-3000:]
-        return text in self._log.read_text()
+    def said(self) -> str:
+        """The end of what it wrote; it runs."""
+        text = self._log.read_text()[-3000:]
+        assert self._process.poll() is None, text
+        return text
 
 
 def for_go(url: sa.URL) -> tuple[str, str]:

@@ -38,6 +38,7 @@ from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.rabbitmq import RabbitMQ
 
 pytestmark = pytest.mark.services
+GO = Path(__file__).parents[3] / "clients" / "go"
 _names = itertools.count(1)
 COMMIT, ROLLBACK, UNKNOWN = types_pb2.VERDICT_COMMIT, types_pb2.VERDICT_ROLLBACK, types_pb2.VERDICT_UNKNOWN
 NOT_NOW, WRONG_LEDGER = check_pb2.UNKNOWN_REASON_NOT_NOW, check_pb2.UNKNOWN_REASON_WRONG_LEDGER
@@ -52,7 +53,7 @@ class _Answers:
         over_grpc, self.over_http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         where = [center.address, center.keys["orders"], *for_go(engine.url), over_grpc, self.over_http]
         self.engine, self.process = engine, Process([built(), "checks", *where], folder / "checks.log")
-        eventually(lambda: self.process.has_said("answers"))
+        eventually(lambda: "answers" in self.process.said())
         with grpc.insecure_channel(center.address) as channel:
             describe = message_pb2_grpc.MessageServiceStub(channel).DescribeChecks
             self.token = describe(message_pb2.DescribeChecksRequest(), metadata=center.as_app("orders")).check_token
@@ -223,6 +224,33 @@ if shutil.which("go"):
                 )
                 consumer.stop()
         engine.dispose()
+
+    def test_a_key_in_progress_keeps_no_transaction_open(postgresql: PostgreSQL, tmp_path: Path) -> None:
+        engine = sa.create_engine(postgresql.create(f"go_shop_{next(_names)}"))
+        with engine.begin() as connection:
+            connection.execute(sa.text("CREATE TABLE orders (name VARCHAR(20) PRIMARY KEY)"))
+        with (
+            RunningCenter(f"sqlite:///{tmp_path}/c.db", discovery={"kind": "recorded"}) as center,
+            tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders,
+        ):
+            other = orders.prepare("order.paid", b"", key="1")
+            where = [center.address, center.keys["orders"], *for_go(engine.url), f"127.0.0.1:{free_port()}"]
+            shop = Process([built(), "shop", *where, 2], tmp_path / "shop.log")
+            eventually(lambda: "KEY_IN_PROGRESS" in shop.said(), seconds=4)  # sooner than prepares give up
+            with engine.connect() as connection:
+                assert connection.scalars(sa.text("SELECT name FROM orders")).all() == []
+            orders.rollback(other)
+            eventually(lambda: "all is sold" in shop.said())
+            with engine.connect() as connection:
+                assert connection.scalars(sa.text("SELECT name FROM orders")).all() == ["1"]
+            assert center.detail("order.paid", "1").message.state == types_pb2.MESSAGE_STATE_COMMITTED
+            shop.kill()
+        engine.dispose()
+
+    def test_its_parts() -> None:
+        """Those of which no process can show what they do."""
+        done = subprocess.run(["go", "test", "./..."], cwd=GO, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def test_the_stubs_are_those_of_the_protos() -> None:
         described = subprocess.run([built(), "describe"], capture_output=True, check=True, timeout=60).stdout
