@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import order_service
 from tmc_storm.eventually import eventually
 from tmc_storm.services.ports import free_port
 
@@ -65,10 +66,8 @@ def _tmc(address: str, *arguments: str) -> str:
 
 def test_the_operators_lines_of_the_page_about_checks(tmp_path: Path) -> None:
     """A foreign service, a message that nobody knows about, and every command that docs/checks.md shows operators."""
-    from examples.foreign_producer import grpc_service
-
     port, center_port = free_port(), free_port()
-    service = grpc_service.serve(port)
+    service = order_service.serve(port)
     address = f"127.0.0.1:{center_port}"
     center = subprocess.Popen([TMC, "dev", "--port", str(center_port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
 
+import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
 from tests.support.foreign import Process, for_go
@@ -18,21 +22,52 @@ from tmc_storm.eventually import eventually
 from tmc_storm.services.ports import free_port
 from tmc_storm.services.postgresql import PostgreSQL
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(1200 if LONG else 300)]
-_ORDERS = 20_000 if LONG else 1_500
-_KILLS = 30 if LONG else 6  # of shop, consumer and a server in turn
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1200 if LONG else 480)]
+_ORDERS = 20_000 if LONG else 800
+_KILLS = 30 if LONG else 6  # of shop, servers and consumer in turn
+EXAMPLES = Path(__file__).parents[2] / "examples"
 _RECORDED = {"TMC_DISCOVERY__KIND": "recorded", "TMC_CHECKS__ALLOW": '["127.0.0.1/32:*"]'}
 
 
-def _in_go(cluster: Cluster, engine: sa.Engine, folder: Path) -> tuple[Process, Process]:
-    """The shop and the consumer."""
-    driver, dsn = for_go(engine.url)
-    shop = [built(), "shop", cluster.addresses, cluster.keys["orders"], driver, dsn]
-    coupons = [built(), "coupons", cluster.addresses, "coupons", cluster.keys["coupons"], driver, dsn, "guest", "guest"]
-    return (
-        Process([*shop, f"127.0.0.1:{free_port()}", _ORDERS], folder / "shop.log"),
-        Process(coupons, folder / "coupons.log"),
-    )
+Shop = Callable[[Cluster, sa.URL], list[object]]
+
+
+def _in_go(cluster: Cluster, database: sa.URL) -> list[object]:
+    return [built(), "shop", cluster.addresses, cluster.keys["orders"], *for_go(database), _checks(), _ORDERS]
+
+
+def _in_node(cluster: Cluster, database: sa.URL) -> list[object]:
+    folder = EXAMPLES / "node"
+    subprocess.run(["npm", "install", "--no-audit", "--no-fund"], cwd=folder, check=True, timeout=600)
+    where = f"postgresql://{database.username}@{database.host}:{database.port}/{database.database}"
+    return ["node", folder / "shop.js", cluster.addresses, cluster.keys["orders"], where, _checks(), _ORDERS]
+
+
+def _in_java(cluster: Cluster, database: sa.URL) -> list[object]:
+    folder = EXAMPLES / "java"
+    subprocess.run(["mvn", "-q", "-B", "package"], cwd=folder, check=True, timeout=600)
+    where = f"jdbc:postgresql://{database.host}:{database.port}/{database.database}?user={database.username}"
+    classes = f"{folder}/target/shop-0.jar:{folder}/target/lib/*"
+    return ["java", "-cp", classes, "shop.Shop", cluster.addresses, cluster.keys["orders"], where, _checks(), _ORDERS]
+
+
+def _checks() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+@contextmanager
+def _coupons(cluster: Cluster, engine: sa.Engine) -> Iterator[None]:
+    """A consumer in this process, with our SDK."""
+    tmc.create_tables(engine)
+    with tmc.connect(cluster.addresses, app="coupons", key=cluster.keys["coupons"]) as center:
+        consumer = tmc.Consumer(center)
+
+        @consumer.listener("order.paid", inbox=tmc.SqlInbox(sessionmaker(engine)))
+        def give(body: str, session: Session) -> None:
+            session.execute(sa.text("INSERT INTO coupons VALUES (:name)"), {"name": body})
+
+        with consumer:
+            yield
 
 
 def _names(engine: sa.Engine, table: str) -> Counter[str]:
@@ -40,46 +75,59 @@ def _names(engine: sa.Engine, table: str) -> Counter[str]:
         return Counter(connection.scalars(sa.text(f"SELECT name FROM {table}")))
 
 
-def _each_committed_order_has_one_coupon(
-    cluster: Cluster,
-    engine: sa.Engine,
-    start: Callable[[Cluster, sa.Engine, Path], tuple[Process, Process]],
-    folder: Path,
-) -> None:
+def _each_order_has_one_coupon(cluster: Cluster, url: str, shop_of: Shop, folder: Path, consumer: bool) -> None:
+    """consumer: in Go, too, and killed; else in this process."""
+    engine = sa.create_engine(url)
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE orders (name VARCHAR(20) PRIMARY KEY)"))
         connection.execute(sa.text("CREATE TABLE coupons (name VARCHAR(20) NOT NULL)"))
     cluster.register("orders", "coupons")
     settings = {"transaction_time_ms": 1000}
     cluster.in_effect(cluster.subscribe("order.paid", "coupons", topic_settings=settings))
-    shop, coupons = start(cluster, engine, folder)
-    for kill in range(_KILLS):
-        wanted = _ORDERS * 8 // 9 * (kill + 1) // (_KILLS + 1)
-        eventually(lambda most=wanted: _names(engine, "orders").total() >= most)
-        victim = (shop, coupons, cluster.servers[kill % len(cluster.servers)])[kill % 3]
-        victim.kill()
-        victim.start()
-    eventually(lambda: shop.has_said("sold"))
-    eventually(lambda: "PREPARED" not in cluster.messages())
-    eventually(lambda: set(cluster.consumptions()) == {"ACKED"})
-    coupons.stop()
-    shop.stop()
+    with ExitStack() as stack:
+        shop = Process(shop_of(cluster, engine.url), folder / "shop.log")
+        stack.callback(shop.kill)
+        victims = [shop, *cluster.servers]
+        if consumer:
+            command = [built(), "coupons", cluster.addresses, "coupons", cluster.keys["coupons"], *for_go(engine.url)]
+            coupons = Process([*command, "guest", "guest"], folder / "coupons.log")
+            stack.callback(coupons.stop)
+            victims.append(coupons)
+        else:
+            stack.enter_context(_coupons(cluster, engine))
+        for kill in range(_KILLS):
+            wanted = _ORDERS * 8 // 9 * (kill + 1) // (_KILLS + 1)
+            eventually(lambda most=wanted: _names(engine, "orders").total() >= most, describe=shop.said)
+            victim = victims[kill % len(victims)]
+            victim.kill()
+            victim.start()
+        eventually(lambda: "all is sold" in shop.said(), describe=shop.said)
+        eventually(lambda: "PREPARED" not in cluster.messages())
+        eventually(lambda: set(cluster.consumptions()) == {"ACKED"})
     orders = {str(number) for number in range(_ORDERS) if number % 9}
     assert _names(engine, "orders") == dict.fromkeys(orders, 1)
     assert _names(engine, "coupons") == dict.fromkeys(orders, 1)
     assert cluster.messages()["COMMITTED"] == len(orders)
+    engine.dispose()
 
 
 if shutil.which("go"):
 
     def test_in_go_with_postgresql_and_rabbitmq(postgresql: PostgreSQL, tmp_path: Path) -> None:
-        engine = sa.create_engine(postgresql.create("go_shop"))
         with Cluster(servers=2, **_RECORDED) as cluster:
-            _each_committed_order_has_one_coupon(cluster, engine, _in_go, tmp_path)
-        engine.dispose()
+            _each_order_has_one_coupon(cluster, postgresql.create("go_shop"), _in_go, tmp_path, consumer=True)
 
     def test_in_go_with_mariadb_and_built_in_delivery(tmp_path: Path) -> None:
         with Cluster(**_RECORDED, TMC_DELIVERY__KIND="builtin") as cluster:
-            engine = sa.create_engine(cluster.databases[0].create("go_shop"))
-            _each_committed_order_has_one_coupon(cluster, engine, _in_go, tmp_path)
-            engine.dispose()
+            url = cluster.databases[0].create("go_shop")
+            _each_order_has_one_coupon(cluster, url, _in_go, tmp_path, consumer=True)
+
+
+_EXAMPLES = [pytest.param(shop, id=tool) for shop, tool in ((_in_node, "npm"), (_in_java, "mvn")) if shutil.which(tool)]
+if _EXAMPLES:
+
+    @pytest.mark.parametrize("shop", _EXAMPLES)
+    def test_the_examples(postgresql: PostgreSQL, tmp_path: Path, shop: Shop) -> None:
+        with Cluster(servers=2, **_RECORDED) as cluster:
+            url = postgresql.create(f"shop{shop.__name__}")
+            _each_order_has_one_coupon(cluster, url, shop, tmp_path, consumer=False)

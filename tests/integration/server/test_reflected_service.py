@@ -1,16 +1,14 @@
-"""The examples of producers without our SDK, as their README lines run them."""
+"""A service that knows nothing of the center, asked through its reflection as docs/checks.md shows."""
 
 from __future__ import annotations
 
-import threading
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
 import tmc_client as tmc
-from examples.foreign_producer import grpc_service, plain_http
 from tests.integration.server.test_checks import Operator
+from tests.support import order_service
 from tests.support.center import RunningCenter
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_storm.eventually import eventually
@@ -31,30 +29,9 @@ def running(tmp_path_factory) -> Iterator[RunningCenter]:
         yield made
 
 
-def test_plain_http(running: RunningCenter) -> None:
-    port = free_port()
-    server = plain_http.serve(running.address, port, "orders", running.keys["orders"])
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        target = admin_pb2.CheckTarget(kind="http", options={"path": "/verifyMessage"})
-        Operator(running).set_check(target, topic="foreign.paid", untried=True)
-        ids = {}
-        for number in range(1, 13):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/orders/{number}", data=b"") as answer:
-                ids[number] = answer.read().decode()
-        with tmc.connect(running.address, app="orders", key=running.keys["orders"]) as orders:
-            want = {number: ROLLED_BACK if number % 3 == 0 else COMMITTED for number in ids}
-            eventually(lambda: {n: orders.get_message(id_).state for n, id_ in ids.items()} == want)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_a_grpc_service_that_knows_nothing_of_us(running: RunningCenter) -> None:
     port = free_port()
-    server = grpc_service.serve(port)
+    server = order_service.serve(port)
     options = {
         "method": "shop.v1.OrderService/GetOrder",
         "request": '{"order_id": "{key}"}',
