@@ -41,13 +41,19 @@ func (l *Ledger) Checks() *Checks {
 const (
 	mostConnections = 256
 	announceEvery   = 10 * time.Minute
+	repeatEvery     = 5 * time.Second
 	stopWithin      = 3 * time.Second
 )
 
 // Serve answers checks over gRPC until ctx ends, and tells the center so.
 func (c *Checks) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	before := func(ctx context.Context, call *tap.Info) (context.Context, error) { // before a body is read
-		return ctx, c.allow(first(call.Header.Get("tmc-check-token")))
+	before := func(ctx context.Context, call *tap.Info) (context.Context, error) { // before a body is read; it must not block
+		shown := first(call.Header.Get("tmc-check-token"))
+		if asks := c.token.mayBeNew(shown); asks {
+			go c.token.ask()
+			return ctx, errAsking
+		}
+		return ctx, c.token.verdict(shown)
 	}
 	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.InTapHandle(before), grpc.ConnectionTimeout(5 * time.Second), // strangers who are silent
@@ -58,8 +64,11 @@ func (c *Checks) Serve(ctx context.Context, listener net.Listener, options ...gr
 	defer end()
 	go func() {
 		for {
-			c.token.ask() // the call says where we are
-			if !sleep(serving, announceEvery) {
+			pause := announceEvery
+			if !c.token.ask() { // the call says where we are
+				pause = repeatEvery
+			}
+			if !sleep(serving, pause) {
 				return
 			}
 		}
@@ -185,16 +194,14 @@ func first(values []string) string {
 	return values[0]
 }
 
-// allow returns what a caller without our token gets.
+var errAsking = status.Error(codes.Unavailable, "The center is asked for its check token: try again.")
+
+// allow returns what a caller without our token gets. It asks the center for a token that it does not know.
 func (c *Checks) allow(shown string) error {
-	right, known := c.token.isRight(shown)
-	switch {
-	case right:
-		return nil
-	case !known:
-		return status.Error(codes.Unavailable, "The center has not told its check token yet.")
+	if c.token.mayBeNew(shown) {
+		c.token.ask()
 	}
-	return status.Error(codes.PermissionDenied, "This is not the check token of the app.")
+	return c.token.verdict(shown)
 }
 
 // checkToken is what only the center and this app know. A token that it does not know makes it ask the center, but seldom,
@@ -207,39 +214,48 @@ type checkToken struct {
 	asked, rotated time.Time
 }
 
-func (t *checkToken) isRight(shown string) (right, known bool) {
-	t.lock.Lock()
-	pause := time.Second
-	if t.now != "" {
-		pause = 5 * time.Second
-	}
-	asks := !t.matches(shown) && time.Since(t.asked) >= pause // one of those that come at the same time
-	if asks {
-		t.asked = time.Now()
-	}
-	t.lock.Unlock()
-	if asks {
-		t.ask()
-	}
+// mayBeNew returns whether the caller is to ask the center, before the verdict.
+func (t *checkToken) mayBeNew(shown string) bool {
 	t.lock.Lock()
 	defer t.lock.Unlock()
-	return t.matches(shown), t.now != ""
+	pause := time.Second
+	if t.now != "" {
+		pause = repeatEvery
+	}
+	if t.matches(shown) || time.Since(t.asked) < pause {
+		return false
+	}
+	t.asked = time.Now()
+	return true
 }
 
-// ask gets the token from the center, by a call that says where this service answers checks.
-func (t *checkToken) ask() {
+func (t *checkToken) verdict(shown string) error {
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	switch {
+	case t.matches(shown):
+		return nil
+	case t.now == "":
+		return errAsking
+	}
+	return status.Error(codes.PermissionDenied, "This is not the check token of the app.")
+}
+
+// ask gets the token from the center, by a call that says where this service answers checks. Returns: it was answered.
+func (t *checkToken) ask() bool {
 	ctx, cancel := context.WithTimeout(t.client.calling(t.client.ctx), 2*time.Second)
 	defer cancel()
 	found, err := t.client.messages.DescribeChecks(ctx, &tmcv1.DescribeChecksRequest{})
 	if err != nil {
 		t.client.log.Warn("tmc: the center does not tell the check token now", "error", err)
-		return
+		return false
 	}
 	t.lock.Lock()
 	defer t.lock.Unlock()
 	if t.asked = time.Now(); found.CheckToken != t.now {
 		t.previous, t.now, t.rotated = t.now, found.CheckToken, time.Now()
 	}
+	return true
 }
 
 func (t *checkToken) matches(shown string) bool {

@@ -47,7 +47,7 @@ type Consumer struct {
 	Handlers map[string]Handler
 	// Workers is how many messages are handled at a time, of each queue if the center delivers through RabbitMQ; 0: 16.
 	Workers int
-	// Grace is how long handlers may take to end after ctx has ended; 0: 10 s.
+	// Grace is how long handlers may take to end after ctx has ended, before their own ctx ends, too; 0: 10 s.
 	Grace time.Duration
 	// BrokerUser and BrokerPassword of this app at RabbitMQ, if the center delivers through it; "": guest.
 	BrokerUser, BrokerPassword string
@@ -56,10 +56,17 @@ type Consumer struct {
 }
 
 // Reject returns an error with which a handler says that this message will never succeed.
-func Reject(err error) error { return &rejection{err} }
+func Reject(err error) error {
+	if err == nil {
+		err = errors.New("it was rejected without a reason")
+	}
+	return &rejection{err}
+}
 
-// Later returns an error with which a handler asks for the message again after a time, a day at most. It costs no retry.
-func Later(after time.Duration) error { return &later{min(max(after, 0), 24*time.Hour)} }
+// Later returns an error with which a handler asks for the message again after a time, of 100 ms to a day. It costs no retry.
+func Later(after time.Duration) error {
+	return &later{min(max(after, 100*time.Millisecond), 24*time.Hour)}
+}
 
 type rejection struct{ error }
 
@@ -69,18 +76,36 @@ type later struct{ after time.Duration }
 
 func (l *later) Error() string { return fmt.Sprintf("later, after %s", l.after) }
 
-// Consume hands messages to their handlers until ctx ends, and then waits for those that run.
+func (c *Consumer) check() error {
+	if len(c.Handlers) == 0 || c.Workers < 0 || c.Grace < 0 {
+		return errors.New("tmc: a Consumer needs Handlers, and Workers and Grace that are not negative")
+	}
+	for topic, handler := range c.Handlers {
+		if topic == "" || handler == nil {
+			return fmt.Errorf("tmc: the handler of the topic %q is missing, or its topic", topic)
+		}
+	}
+	return nil
+}
+
+// Consume hands messages to their handlers until ctx ends, and then waits for those that run. Its error is the cause of ctx's end,
+// or says that the center refuses this consumer for good.
 func (c *Client) Consume(ctx context.Context, consumer Consumer) error {
+	if err := consumer.check(); err != nil {
+		return err
+	}
 	if consumer.Workers == 0 {
 		consumer.Workers = 16
 	}
 	if consumer.Grace == 0 {
 		consumer.Grace = 10 * time.Second
 	}
-	handling, end := context.WithCancel(context.WithoutCancel(ctx))
+	answering, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
+	handling, hurry := context.WithCancel(answering)
+	defer hurry()
 	r := &receiver{
-		client: c, consumer: consumer, ctx: handling, free: make(chan struct{}, consumer.Workers),
+		client: c, consumer: consumer, ctx: answering, handling: handling, free: make(chan struct{}, consumer.Workers),
 		acks: collect(handling, func(items []*tmcv1.AckRequest) ([]*tmcv1.AckResult, error) {
 			return results(c.calling(handling), c.consumed.AckMany, &tmcv1.AckManyRequest{Items: items})
 		}),
@@ -94,25 +119,34 @@ func (c *Client) Consume(ctx context.Context, consumer Consumer) error {
 	for range consumer.Workers {
 		r.free <- struct{}{}
 	}
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(consumer.Grace, end) })
+	stop := context.AfterFunc(ctx, func() {
+		time.AfterFunc(consumer.Grace, hurry)
+		time.AfterFunc(consumer.Grace+answerWithin, end)
+	})
 	defer stop()
 	if err := r.run(ctx); err != nil {
 		return err
 	}
-	handled := make(chan struct{})
-	go func() { r.busy.Wait(); close(handled) }()
-	select {
-	case <-handled:
-	case <-handling.Done(): // a handler that does not end is left behind
-	}
+	r.await(&r.busy)
 	return context.Cause(ctx)
+}
+
+// await waits for what is handled, or until the handlers' time is over: one that does not end is left behind.
+func (r *receiver) await(handled *sync.WaitGroup) {
+	ended := make(chan struct{})
+	go func() { handled.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-r.ctx.Done():
+	}
 }
 
 // receiver is a Consumer at work.
 type receiver struct {
 	client   *Client
 	consumer Consumer
-	ctx      context.Context // of handlers and answers: ends after that of Consume
+	ctx      context.Context // of answers: ends after that of handlers
+	handling context.Context // of handlers: ends after that of Consume
 	busy     sync.WaitGroup  // messages that are handled
 	free     chan struct{}   // workers that no stream has asked copies for
 	acks     *collector[*tmcv1.AckRequest, *tmcv1.AckResult]
@@ -129,35 +163,47 @@ func (r *receiver) describe(ctx context.Context) (*tmcv1.DescribeSubscriptionsRe
 	})
 }
 
-const lookEvery = 5 * time.Second
+const (
+	lookEvery    = 5 * time.Second
+	answerWithin = 2 * time.Second // for what handlers say when their time is over
+)
 
 // run receives from queues, or from the center itself, until ctx ends. It looks for subscriptions that are made later.
 func (r *receiver) run(ctx context.Context) error {
 	all, started, screen := sync.WaitGroup{}, map[string]bool{}, newScreen(r)
 	defer all.Wait()
 	for {
+		asked := time.Now()
 		plan, err := r.describe(ctx)
-		if err != nil {
+		switch {
+		case err == nil:
+		case len(started) == 0:
 			return err
+		default: // what is read goes on
+			r.client.log.Error("tmc: subscriptions cannot be looked for", "error", err)
+			if !sleep(ctx, lookEvery) {
+				return nil
+			}
+			continue
 		}
 		if plan.Broker == nil {
-			r.connected(ctx, "the center", func() (bool, error) { return r.stream(ctx, slices.Collect(maps.Keys(r.consumer.Handlers))) })
-			return nil
+			topics := slices.Collect(maps.Keys(r.consumer.Handlers))
+			return r.connected(ctx, "the center", func() (bool, error) { return r.stream(ctx, topics) })
 		}
-		screen.learn(plan)
-		queues := map[string]string{} // by topic
+		screen.learn(plan, asked)
+		queues := map[string]string{} // by topic; "": its copies are forwarded to somewhere else
 		for _, subscription := range plan.Subscriptions {
 			queues[subscription.Topic] = subscription.Queue
 		}
 		missing := []string{}
 		for topic := range r.consumer.Handlers {
-			queue := queues[topic]
-			if queue == "" {
+			queue, found := queues[topic]
+			if !found {
 				missing = append(missing, topic)
-			} else if !started[queue] {
+			} else if queue != "" && !started[queue] {
 				started[queue] = true
-				reader := &queueReader{receiver: r, queue: queue, topic: topic, screen: screen}
-				all.Go(func() { r.connected(ctx, queue, func() (bool, error) { return reader.read(ctx) }) })
+				reader := &queueReader{receiver: r, queue: queue, topic: topic, screen: screen, workers: make(chan struct{}, r.consumer.Workers)}
+				all.Go(func() { _ = r.connected(ctx, queue, func() (bool, error) { return reader.read(ctx) }) })
 			}
 		}
 		if len(missing) == 0 {
@@ -170,12 +216,16 @@ func (r *receiver) run(ctx context.Context) error {
 	}
 }
 
-// connected reads over one connection after the other until ctx ends. read: returns whether anything came, and why it ended.
-func (r *receiver) connected(ctx context.Context, from string, read func() (bool, error)) {
+// connected reads over one connection after the other until ctx ends, or the center finds the request malformed.
+// read: returns whether anything came, and why it ended.
+func (r *receiver) connected(ctx context.Context, from string, read func() (bool, error)) error {
 	for pause := shortestPause; ctx.Err() == nil; pause = min(2*pause, longestPause) {
 		got, err := read()
 		if ctx.Err() != nil {
-			return
+			return nil
+		}
+		if isMalformed(err) {
+			return err
 		}
 		r.client.log.Warn("tmc: a connection for copies ended", "from", from, "error", err)
 		if got {
@@ -183,6 +233,7 @@ func (r *receiver) connected(ctx context.Context, from string, read func() (bool
 		}
 		sleep(ctx, pause)
 	}
+	return nil
 }
 
 // stream receives over one stream. A copy that came over an earlier one can still be answered. Returns: whether a copy came, and why it ended.
@@ -250,21 +301,29 @@ func (r *receiver) handle(m *Copy) {
 	if m.Redelivered && !r.mayBegin(m, run) {
 		return
 	}
-	ctx, end := context.WithCancelCause(r.ctx)
+	ctx, end := context.WithCancelCause(r.handling)
 	defer end(nil)
 	go r.extend(ctx, end, m, run, m.Redelivered)
-	err := recovering(ctx, handler, m)
+	err := r.recovering(ctx, handler, m)
+	isOthers := hasReason(context.Cause(ctx), tmcv1.Reason_ATTEMPT_STALE)
 	end(nil)
+	if err != nil && isOthers {
+		return // another run answers for the message
+	}
 	r.answer(m, err)
 }
 
-func recovering(ctx context.Context, handler Handler, m *Copy) (err error) {
+func (r *receiver) recovering(ctx context.Context, handler Handler, m *Copy) (err error) {
 	defer func() {
 		if caught := recover(); caught != nil {
-			err = fmt.Errorf("panic: %v\n%s", caught, debug.Stack())
+			err = fmt.Errorf("panic: %v", caught)
+			r.client.log.Error("tmc: a handler panicked", "message_id", m.MessageID, "panic", caught, "stack", string(debug.Stack()))
 		}
 	}()
-	return handler(ctx, m)
+	if err = handler(ctx, m); err != nil {
+		_ = err.Error() // of a nil pointer it panics: here that is caught
+	}
+	return err
 }
 
 func (r *receiver) answer(m *Copy, err error) {
@@ -276,6 +335,10 @@ func (r *receiver) answer(m *Copy, err error) {
 			return result.GetError(), err
 		})
 	case errors.As(err, &postponed):
+		if errors.Is(err, errInbox) {
+			r.client.log.Error("tmc: the inbox cannot be used", "topic", m.Topic, "message_id", m.MessageID, "error", err)
+			sleep(r.ctx, postponed.after) // the next ones would find the same
+		}
 		after := postponed.after.Milliseconds()
 		r.nack(m, &tmcv1.NackRequest{Error: shortened(err.Error()), RetryAfterMs: &after})
 	default:

@@ -3,6 +3,7 @@ package tmc
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -10,12 +11,14 @@ import (
 
 // Database is a kind of SQL database, over any driver of database/sql.
 type Database struct {
+	name           string
 	create         func(table) []string
 	insert, unless string // the two ends of an INSERT that changes no row if the key is taken
 	isNumbered     bool   // $1, $2 instead of ?
 	// shortly is run before a fence, so that it does not wait for a transaction that is still open.
 	shortly      string
-	shortlyTakes bool // the message id
+	shortlyTakes bool   // the message id
+	byKey        string // makes an UPDATE of some keys leave other rows alone, also in a small table, which would be scanned
 	// losesTransactions: after some errors, such as a deadlock, statements go on outside of the transaction that they began in.
 	losesTransactions bool
 }
@@ -23,6 +26,7 @@ type Database struct {
 var (
 	// PostgreSQL 14 and newer.
 	PostgreSQL = Database{
+		name: "PostgreSQL",
 		create: func(t table) []string {
 			made := []string{fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (%s)", t.name, strings.ReplaceAll(t.columns, "BINARY_16", "BYTEA"))}
 			if t.indexed != "" {
@@ -34,6 +38,7 @@ var (
 	}
 	// MySQL 8 and newer, and MariaDB 10.6 and newer.
 	MySQL = Database{
+		name: "MySQL",
 		create: func(t table) []string {
 			columns := strings.ReplaceAll(t.columns, "BINARY_16", "VARBINARY(16)")
 			if t.indexed != "" {
@@ -41,7 +46,7 @@ var (
 			}
 			return []string{fmt.Sprintf("CREATE TABLE IF NOT EXISTS %s (%s) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", t.name, columns)}
 		},
-		insert: "INSERT IGNORE", losesTransactions: true,
+		insert: "INSERT IGNORE", losesTransactions: true, byKey: " FORCE INDEX (PRIMARY)",
 		shortly: "SELECT state FROM tmc_ledger WHERE message_id = ? FOR UPDATE NOWAIT", shortlyTakes: true,
 	}
 )
@@ -119,15 +124,23 @@ var inboxTables = []table{
 
 // createTables makes the tables that are missing. It needs no right to do so where they are there.
 func (d Database) createTables(ctx context.Context, db *sql.DB, tables []table) error {
+	if d.create == nil || db == nil {
+		return errors.New("tmc: give it your *sql.DB, and tmc.PostgreSQL or tmc.MySQL")
+	}
 	for _, t := range tables {
 		if isThere(ctx, db, t.name) {
 			continue
 		}
 		if err := d.createTable(ctx, db, t); err != nil && !isThere(ctx, db, t.name) { // else another process was faster
-			return fmt.Errorf("tmc: %w", err)
+			return d.failed(err)
 		}
 	}
 	return nil
+}
+
+// failed explains an error of the first statements.
+func (d Database) failed(err error) error {
+	return fmt.Errorf("tmc: the tables for messages cannot be used (is this database %s?): %w", d.name, err)
 }
 
 func (d Database) createTable(ctx context.Context, db *sql.DB, t table) error {

@@ -60,7 +60,9 @@ func (i *Inbox) Once(effect func(ctx context.Context, tx *sql.Tx, m *Copy) error
 }
 
 // notNow: an inbox that is down is no failure of the handler, and costs no retry.
-func notNow(err error) error { return fmt.Errorf("the inbox: %w (%w)", err, Later(time.Second)) }
+func notNow(err error) error { return fmt.Errorf("%w: %w (%w)", errInbox, err, Later(time.Second)) }
+
+var errInbox = errors.New("tmc: the inbox")
 
 // advance notes the sequence of an ordered message. Returns 0: it has had its effect. Error: a later one has.
 func (i *Inbox) advance(ctx context.Context, tx *sql.Tx, m *Copy) (int64, error) {

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	tmcv1 "tmc/v1"
 )
 
@@ -23,7 +25,9 @@ const (
 	resumeWithin  = 30 * time.Second // a page
 	prepareWithin = 5 * time.Second  // the local transaction is open meanwhile
 	decideWithin  = 2 * time.Second  // after which it goes on in the background, or by a check
-	submitWithin  = time.Minute
+	discardWithin = 500 * time.Millisecond
+
+	backgroundWithin = time.Minute
 )
 
 // Ledger is the list of committed messages in the database of a service. A row of it is written by the transaction that a message
@@ -45,25 +49,27 @@ func (c *Client) Ledger(ctx context.Context, db *sql.DB, database Database) (*Le
 	}
 	insert := database.insertUnless("tmc_ledger_info", "id, ledger_id")
 	if _, err := db.ExecContext(ctx, insert, 1, NewAttempt()); err != nil {
-		return nil, fmt.Errorf("tmc: %w", err)
+		return nil, database.failed(err)
 	}
 	l := &Ledger{client: c, db: db, database: database, settled: make(chan string, 10_000)}
 	if err := db.QueryRowContext(ctx, "SELECT ledger_id FROM tmc_ledger_info").Scan(&l.id); err != nil {
-		return nil, fmt.Errorf("tmc: %w", err)
+		return nil, database.failed(err)
 	}
 	if err := c.hasLedger(l.id); err != nil {
 		return nil, err
 	}
-	c.busy.Go(l.settle)
-	c.busy.Go(l.resume)
+	if !c.background(l.settle) || !c.background(l.resume) {
+		return nil, ErrClosed
+	}
 	return l, nil
 }
 
 // Tx is a local transaction that sends messages. Transact commits it or rolls it back.
 type Tx struct {
 	*sql.Tx
-	lock sync.Mutex
-	sent []sent
+	lock   sync.Mutex
+	sent   []sent
+	isOver bool
 }
 
 type sent struct {
@@ -77,14 +83,37 @@ func (t *Tx) Commit() error { return errNotYours }
 // Rollback refuses: return an error from the function that was given to Transact.
 func (t *Tx) Rollback() error { return errNotYours }
 
-var errNotYours = errors.New("tmc: Transact ends the transaction when your function returns")
+var (
+	errNotYours = errors.New("tmc: Transact ends the transaction when your function returns")
+	errEnded    = errors.New("tmc: the transaction was ended within the function. What it committed stays, and nothing is sent: let Transact end it")
+)
 
-// Send has a message delivered if the transaction commits. It is prepared when the function given to Transact has returned.
+// Send has a message delivered if the transaction commits. It is prepared when the function given to Transact has returned; after
+// that, Send panics: the message would be lost.
 func (t *Tx) Send(m Message) {
 	t.lock.Lock()
 	defer t.lock.Unlock()
+	if t.isOver {
+		panic("tmc: Send after the function of the transaction has returned")
+	}
 	m.Attempt = NewAttempt() // of this transaction alone
 	t.sent = append(t.sent, sent{message: m})
+}
+
+// collected returns the messages, once.
+func (t *Tx) collected() ([]sent, error) {
+	t.lock.Lock()
+	defer t.lock.Unlock()
+	keys, messages := map[[2]string]bool{}, t.sent
+	for _, each := range messages {
+		key := [2]string{each.message.Topic, each.message.Key}
+		if keys[key] {
+			return nil, fmt.Errorf("tmc: two messages of %s with the key %q in one transaction: give each a key of its own", key[0], key[1])
+		}
+		keys[key] = true
+	}
+	t.isOver = true
+	return messages, nil
 }
 
 var (
@@ -100,44 +129,59 @@ var (
 // No error: the transaction is committed, and its messages are submitted, or will be as soon as the center answers.
 // An *Error: a message was refused; with KEY_IN_PROGRESS, run it again after RetryAfter.
 // ErrFenced: it took so long that the center was told it had not committed; run it again.
-// ErrInDoubt: the database did not say whether it committed, and cannot be asked now. The center asks later, and does what is right.
+// ErrInDoubt: the database did not say whether it committed, and cannot be asked now, or has no message to ask about. The messages
+// follow the truth: the center asks later.
 func (l *Ledger) Transact(ctx context.Context, work func(tx *Tx) error) error {
 	local, err := l.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	tx, done := &Tx{Tx: local}, false
-	defer func() {
-		if !done { // work panicked, or left by runtime.Goexit
-			_ = local.Rollback()
-		}
-	}()
-	if err = l.database.hold(ctx, local); err == nil {
-		err = work(tx)
+	defer local.Rollback() // of what is not committed, also when work panics
+	tx := &Tx{Tx: local}
+	if err := l.database.hold(ctx, local); err != nil {
+		return err
 	}
-	done = true
+	if err := work(tx); err != nil {
+		return err
+	}
+	messages, err := tx.collected()
 	if err != nil {
-		_ = local.Rollback() // its error says no more: what is not committed is rolled back
 		return err
 	}
-	if err = l.prepare(ctx, tx.sent); err == nil {
-		err = l.write(ctx, local, tx.sent)
+	if err = l.database.release(ctx, local); err == nil {
+		err = l.prepare(ctx, messages)
+	}
+	if err == nil {
+		err = l.write(ctx, local, messages)
 	}
 	if err != nil {
-		_ = local.Rollback()
-		l.discard(ctx, tx.sent)
+		_ = local.Rollback() // first: who has to wait for it need not wait for the center
+		l.discard(ctx, messages)
+		return ended(ctx, err)
+	}
+	if err := local.Commit(); err != nil && !l.isCommitted(ctx, messages, &err) {
 		return err
 	}
-	if err := local.Commit(); err != nil && !l.isCommitted(ctx, tx.sent, &err) {
-		return err
-	}
-	l.submit(ctx, tx.sent)
+	l.submit(ctx, messages)
 	return nil
+}
+
+// ended explains an error of a transaction that is over already.
+func ended(ctx context.Context, err error) error {
+	switch {
+	case !errors.Is(err, sql.ErrTxDone):
+		return err
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return errEnded
 }
 
 // prepare prepares all messages at once, and notes their ids.
 func (l *Ledger) prepare(ctx context.Context, messages []sent) error {
-	ctx, cancel := context.WithTimeout(ctx, prepareWithin)
+	ctx, cancel := context.WithTimeoutCause(ctx, prepareWithin, &Error{
+		Code: codes.DeadlineExceeded, Message: "The center did not answer while the transaction was open: run it again.",
+	})
 	defer cancel()
 	failures := make([]error, len(messages))
 	each(len(messages), func(i int) {
@@ -148,9 +192,6 @@ func (l *Ledger) prepare(ctx context.Context, messages []sent) error {
 
 // write inserts the rows of the messages, in the order of their keys: two transactions cannot wait for each other.
 func (l *Ledger) write(ctx context.Context, tx *sql.Tx, messages []sent) error {
-	if err := l.database.release(ctx, tx); err != nil {
-		return err
-	}
 	rows := slices.SortedFunc(slices.Values(messages), func(a, b sent) int { return cmp.Compare(a.id, b.id) })
 	insert := l.database.insertUnless("tmc_ledger", "message_id, state, topic, message_key, attempt_id, created_ms")
 	for _, row := range rows {
@@ -172,6 +213,9 @@ func (l *Ledger) write(ctx context.Context, tx *sql.Tx, messages []sent) error {
 // a "no" final. why: the error of Commit; becomes what the caller gets.
 func (l *Ledger) isCommitted(ctx context.Context, messages []sent, why *error) bool {
 	if len(messages) == 0 {
+		if *why = ended(ctx, *why); *why != errEnded && ctx.Err() == nil {
+			*why = fmt.Errorf("%w: %w", ErrInDoubt, *why)
+		}
 		return false
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideWithin)
@@ -193,16 +237,37 @@ func (l *Ledger) isCommitted(ctx context.Context, messages []sent, why *error) b
 
 // discard rolls back messages at the center, also those whose prepare was not answered. What does not arrive, a check finds out.
 func (l *Ledger) discard(ctx context.Context, messages []sent) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideWithin)
-	defer cancel()
+	l.inBackground(ctx, discardWithin, func(within context.Context) { l.rollBack(within, messages) })
+}
+
+// inBackground runs work, which ends by itself after a while, and returns when it has ended, or it takes longer than the caller waits.
+func (l *Ledger) inBackground(ctx context.Context, waits time.Duration, work func(within context.Context)) {
+	finished := make(chan struct{})
+	runs := l.client.background(func() {
+		defer close(finished)
+		within, cancel := context.WithTimeout(l.client.ctx, backgroundWithin)
+		defer cancel()
+		work(within)
+	})
+	if !runs {
+		return // the client is closed: checks, and the next process, do the rest
+	}
+	select {
+	case <-finished:
+	case <-ctx.Done():
+	case <-time.After(waits):
+	}
+}
+
+func (l *Ledger) rollBack(ctx context.Context, messages []sent) {
 	each(len(messages), func(i int) {
 		m := messages[i]
 		request := &tmcv1.RollbackRequest{MessageId: m.id}
 		if m.id == "" {
 			request = &tmcv1.RollbackRequest{Topic: m.message.Topic, Key: m.message.Key, AttemptId: m.message.Attempt}
 		}
-		if err := l.client.rollback(ctx, request); err != nil {
-			l.client.log.Info("tmc: a check will roll the message back", "topic", m.message.Topic, "key", m.message.Key, "error", err)
+		if err := l.client.rollback(ctx, request); err != nil && m.id != "" {
+			l.client.log.Info("tmc: a check rolls the message back", "topic", m.message.Topic, "key", m.message.Key, "error", err)
 		}
 	})
 }
@@ -215,11 +280,7 @@ func (l *Ledger) submit(ctx context.Context, messages []sent) {
 		}
 		return "\x00" + m.message.Topic + "\x00" + m.message.OrderKey
 	})
-	finished := make(chan struct{})
-	l.client.busy.Go(func() {
-		defer close(finished)
-		within, cancel := context.WithTimeout(l.client.ctx, submitWithin)
-		defer cancel()
+	l.inBackground(ctx, decideWithin, func(within context.Context) {
 		each(len(lines), func(i int) {
 			for _, m := range lines[i] {
 				if !l.submitOne(within, m.id) {
@@ -228,11 +289,6 @@ func (l *Ledger) submit(ctx context.Context, messages []sent) {
 			}
 		})
 	})
-	select {
-	case <-finished:
-	case <-ctx.Done():
-	case <-time.After(decideWithin):
-	}
 }
 
 // submitOne returns whether a later message of its order key may be submitted. What could not be, resume or a check submits.
@@ -293,7 +349,9 @@ func (l *Ledger) settle() {
 			}
 			if err := l.note(ids); err != nil {
 				l.client.log.Info("tmc: messages are noted as settled later", "error", err)
-				sleep(l.client.ctx, time.Second)
+				if !sleep(l.client.ctx, time.Second) {
+					return // a mark that is lost costs one more submit
+				}
 			}
 		case <-l.client.ctx.Done():
 			if len(l.settled) == 0 {
@@ -303,7 +361,7 @@ func (l *Ledger) settle() {
 	}
 }
 
-// note marks rows as settled. A mark that is lost costs one more submit.
+// note marks rows as settled.
 func (l *Ledger) note(ids []string) error {
 	slices.Sort(ids)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.client.ctx), callTimeout)
@@ -313,7 +371,7 @@ func (l *Ledger) note(ids []string) error {
 		for _, id := range few {
 			values = append(values, id)
 		}
-		mark := "UPDATE tmc_ledger SET settled_ms = ? WHERE message_id IN (" + marks(len(few)) + ") AND settled_ms IS NULL"
+		mark := "UPDATE tmc_ledger" + l.database.byKey + " SET settled_ms = ? WHERE message_id IN (" + marks(len(few)) + ") AND settled_ms IS NULL"
 		if _, err := l.db.ExecContext(ctx, l.database.sql(mark), values...); err != nil {
 			return err
 		}

@@ -58,13 +58,8 @@ func preparation(m Message, ledgerID []byte) *tmcv1.Operation {
 // key, and room for more undecided or unacked messages.
 func (c *Client) prepare(ctx context.Context, m Message, ledgerID []byte) (string, error) {
 	operation := preparation(m, ledgerID)
-	return repeated(ctx, c.log, func() (string, error) {
-		id, err := c.performOnce(ctx, operation)
-		if hasReason(err, tmcv1.Reason_KEY_IN_PROGRESS, tmcv1.Reason_OPEN_LIMIT, tmcv1.Reason_UNACKED_LIMIT) {
-			return "", final{err}
-		}
-		return id, err
-	})
+	return repeated(ctx, c.log, func() (string, error) { return c.performOnce(ctx, operation) },
+		tmcv1.Reason_KEY_IN_PROGRESS, tmcv1.Reason_OPEN_LIMIT, tmcv1.Reason_UNACKED_LIMIT)
 }
 
 // Submit has a prepared message delivered.

@@ -26,6 +26,7 @@ type queueReader struct {
 	queue    string
 	topic    string // one of those whose copies are in it
 	screen   *screen
+	workers  chan struct{} // a place for each copy that is handled
 }
 
 const setUpWithin = 15 * time.Second
@@ -40,6 +41,8 @@ func (q *queueReader) read(ctx context.Context) (got bool, err error) {
 	defer hangUp()
 	late := time.AfterFunc(setUpWithin, hangUp) // a broker that is connected and does not answer
 	defer late.Stop()
+	stop := context.AfterFunc(ctx, hangUp)
+	defer stop()
 	channel, err := connection.Channel()
 	if err != nil {
 		return false, err
@@ -53,6 +56,9 @@ func (q *queueReader) read(ctx context.Context) (got bool, err error) {
 		return false, err
 	}
 	late.Stop()
+	if !stop() {
+		return true, ctx.Err()
+	}
 	taken := sync.WaitGroup{}
 	for {
 		select {
@@ -66,21 +72,12 @@ func (q *queueReader) read(ctx context.Context) (got bool, err error) {
 				q.take(ctx, &d)
 			})
 		case <-ctx.Done():
-			late.Reset(q.receiver.consumer.Grace)
+			atMost := time.AfterFunc(q.receiver.consumer.Grace, hangUp)
+			defer atMost.Stop()
 			_ = channel.Cancel(q.queue, false) // no more of them
-			q.await(&taken)                    // what is handled is acked before the connection closes
+			q.receiver.await(&taken)           // what is handled is acked before the connection closes
 			return true, ctx.Err()
 		}
-	}
-}
-
-// await waits until all is acked, or the handlers' time is over.
-func (q *queueReader) await(taken *sync.WaitGroup) {
-	acked := make(chan struct{})
-	go func() { taken.Wait(); close(acked) }()
-	select {
-	case <-acked:
-	case <-q.receiver.ctx.Done():
 	}
 }
 
@@ -99,6 +96,7 @@ func whyEnded(closed chan *amqp.Error) error {
 
 // connect tries the nodes in turn.
 func (q *queueReader) connect(ctx context.Context) (*amqp.Connection, error) {
+	asked := time.Now()
 	plan, err := q.receiver.describe(ctx) // brokers move
 	if err != nil {
 		return nil, err
@@ -107,7 +105,7 @@ func (q *queueReader) connect(ctx context.Context) (*amqp.Connection, error) {
 	if broker == nil {
 		return nil, fmt.Errorf("tmc: the center does not say where its broker is")
 	}
-	q.screen.learn(plan)
+	q.screen.learn(plan, asked)
 	user, password := consumer.BrokerUser, consumer.BrokerPassword
 	if user == "" {
 		user, password = "guest", "guest"
@@ -115,20 +113,32 @@ func (q *queueReader) connect(ctx context.Context) (*amqp.Connection, error) {
 	config := amqp.Config{
 		SASL: []amqp.Authentication{&amqp.PlainAuth{Username: user, Password: password}}, Vhost: broker.VirtualHost,
 		Heartbeat: 10 * time.Second, Locale: "en_US", Properties: amqp.NewConnectionProperties(),
-		Dial: amqp.DefaultDial(5 * time.Second),
+		Dial: func(network, address string) (net.Conn, error) { return dialed(ctx, network, address) },
 	}
 	config.Properties.SetClientConnectionName("tmc " + q.queue)
 	scheme := "amqp://"
 	if broker.Tls {
-		scheme, config.TLSClientConfig = "amqps://", consumer.BrokerTLS
+		scheme = "amqps://"
 	}
 	for _, address := range append([]string{net.JoinHostPort(broker.Host, strconv.Itoa(int(broker.Port)))}, broker.Others...) {
 		var connection *amqp.Connection
+		config.TLSClientConfig = consumer.BrokerTLS.Clone() // which gets the name of this node
 		if connection, err = amqp.DialConfig(scheme+address, config); err == nil {
 			return connection, nil
 		}
 	}
 	return nil, err
+}
+
+// dialed connects, and gives the broker 5 s to begin to speak.
+func dialed(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	connection, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return connection, connection.SetDeadline(time.Now().Add(5 * time.Second)) // heartbeats set it from then on
 }
 
 // take has a copy handled. It is acked at the broker whatever became of it: the center decides when it comes again.
@@ -137,6 +147,12 @@ func (q *queueReader) take(ctx context.Context, d *amqp.Delivery) {
 	m, signature := copyOf(d)
 	switch q.screen.judge(ctx, m, signature, q.topic) {
 	case genuine:
+		select { // of an earlier connection, some may be handled still
+		case q.workers <- struct{}{}:
+			defer func() { <-q.workers }()
+		case <-ctx.Done():
+			return
+		}
 		m.Redelivered = m.Redelivered || time.Since(arrived) > askEvery // the broker may have given it to somebody else meanwhile
 		q.receiver.handle(m)
 	case stopped:
@@ -210,6 +226,7 @@ const (
 const (
 	askEvery    = 500 * time.Millisecond
 	reportEvery = time.Second
+	unsignedFor = 10 * time.Second
 )
 
 var messageID = regexp.MustCompile(`^[0-9]{1,10}-[0-9]{1,10}-[0-9]{1,2}-[0-9]{1,20}$`)
@@ -230,7 +247,8 @@ func newScreen(r *receiver) *screen {
 	return &screen{receiver: r, asking: make(chan struct{}, 1), forged: map[string]*tmcv1.ReportForgedCopiesRequest{}}
 }
 
-func (s *screen) learn(plan *tmcv1.DescribeSubscriptionsResponse) {
+// learn takes over the keys that the center gave to a call made at this time.
+func (s *screen) learn(plan *tmcv1.DescribeSubscriptionsResponse, asked time.Time) {
 	keys := map[string][][]byte{}
 	for _, subscription := range plan.Subscriptions {
 		keys[subscription.Topic] = [][]byte{}
@@ -244,7 +262,7 @@ func (s *screen) learn(plan *tmcv1.DescribeSubscriptionsResponse) {
 	}
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	s.keys, s.learned = keys, time.Now()
+	s.keys, s.learned = keys, asked
 }
 
 // judge waits for the center's answer if a copy names a key or a topic that is not known yet.
@@ -278,9 +296,10 @@ func (s *screen) learnAgain(ctx context.Context, since time.Time) bool {
 		if !sleep(ctx, time.Until(last.Add(askEvery))) {
 			return false
 		}
+		asked := time.Now()
 		plan, err := s.receiver.describe(ctx)
 		if err == nil {
-			s.learn(plan)
+			s.learn(plan, asked)
 		} else if !sleep(ctx, longestPause) {
 			return false
 		}
@@ -300,7 +319,7 @@ func (s *screen) isGenuine(m *Copy, signature string) (right, known bool) {
 	defer s.lock.Unlock()
 	keys, found := s.keys[m.Topic]
 	if found && len(keys) == 0 {
-		return true, true
+		return true, signature == "" || time.Since(s.learned) < unsignedFor // else its copies may be signed by now
 	}
 	for _, key := range keys {
 		want := signedBy(key, m)

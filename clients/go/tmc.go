@@ -120,35 +120,47 @@ func Dial(config Config) (*Client, error) {
 	return c, nil
 }
 
-// reconnecting: a server that is back is called within two seconds.
-var reconnecting = backoff.Config{BaseDelay: shortestPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestPause}
+// reconnecting: a server that is back is called within half a second.
+var reconnecting = backoff.Config{BaseDelay: shortestPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestRepeat}
 
 // Close ends the client, after it has noted which messages are settled. What it could not submit stays in the ledger.
 func (c *Client) Close() error {
+	c.lock.Lock()
+	isFirst := c.ctx.Err() == nil
 	c.cancel()
+	c.lock.Unlock()
 	c.busy.Wait()
+	if !isFirst {
+		return nil
+	}
 	return c.channel.Close()
+}
+
+// background runs work that Close waits for. Returns false: the client is closed, and it is not run.
+func (c *Client) background(work func()) bool {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.ctx.Err() != nil {
+		return false
+	}
+	c.busy.Go(work)
+	return true
 }
 
 // calling returns ctx with who we are.
 func (c *Client) calling(ctx context.Context) context.Context {
 	pairs := []string{"tmc-app", c.config.App}
+	if c.config.Key != "" {
+		pairs = append(pairs, "authorization", "Bearer "+c.config.Key)
+	}
 	for _, pair := range [][2]string{
-		{"authorization", prefixed("Bearer ", c.config.Key)}, {"tmc-tag", c.config.Tag},
-		{"tmc-check-address", c.config.CheckAddress}, {"tmc-check-ledger", c.ledger()},
+		{"tmc-tag", c.config.Tag}, {"tmc-check-address", c.config.CheckAddress}, {"tmc-check-ledger", c.ledger()},
 	} {
 		if pair[1] != "" {
 			pairs = append(pairs, pair[0], pair[1])
 		}
 	}
 	return metadata.NewOutgoingContext(ctx, metadata.Pairs(pairs...)) // nothing of the caller's
-}
-
-func prefixed(prefix, text string) string {
-	if text == "" {
-		return ""
-	}
-	return prefix + text
 }
 
 func (c *Client) ledger() string {
@@ -233,6 +245,7 @@ func refused(err error) error {
 const (
 	shortestPause = 50 * time.Millisecond
 	longestPause  = 2 * time.Second
+	longestRepeat = 500 * time.Millisecond // of a call, while somebody waits
 )
 
 // hasReason says whether the center refused for one of these.
@@ -241,26 +254,19 @@ func hasReason(err error, reasons ...tmcv1.Reason) bool {
 	return errors.As(err, &refusal) && slices.Contains(reasons, refusal.Reason)
 }
 
-// final is an error that is not repeated, although it may pass.
-type final struct{ error }
-
-func (f final) Unwrap() error { return f.error }
-
 // repeated calls until there is an answer that stays, or ctx ends. Its error is then the last refusal, and ctx's.
-func repeated[A any](ctx context.Context, log *slog.Logger, call func() (A, error)) (A, error) {
-	for pause, turn := shortestPause, 1; ; pause, turn = min(2*pause, longestPause), turn+1 {
+// final: reasons that may pass, and are not waited for.
+func repeated[A any](ctx context.Context, log *slog.Logger, call func() (A, error), final ...tmcv1.Reason) (A, error) {
+	for pause, turn := shortestPause, 1; ; pause, turn = min(2*pause, longestRepeat), turn+1 {
 		answer, err := call()
-		if stays, is := err.(final); is {
-			return answer, stays.error
-		}
 		var refusal *Error
-		if err == nil || !errors.As(err, &refusal) || !refusal.isPassing() {
+		if err == nil || !errors.As(err, &refusal) || !refusal.isPassing() || slices.Contains(final, refusal.Reason) {
 			if refusal != nil && ctx.Err() != nil {
 				err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 			}
 			return answer, err
 		}
-		if turn%10 == 0 {
+		if turn%20 == 0 {
 			log.Warn("tmc: a call is repeated until the center answers", "error", err)
 		}
 		wait := max(refusal.RetryAfter, pause/2+mathrand.N(pause/2)) // callers refused together do not return together

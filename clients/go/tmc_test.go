@@ -122,7 +122,7 @@ func TestCopiesOfANewKeyWaitUntilItIsKnown(t *testing.T) {
 	r := &receiver{client: &Client{log: slog.New(slog.DiscardHandler), consumed: center, ctx: t.Context()}, ctx: t.Context()}
 	s := newScreen(r)
 	s.reported = true // nothing is sent meanwhile
-	s.learn(plan(before))
+	s.learn(plan(before), time.Now())
 	all, found := sync.WaitGroup{}, make([]judgment, 8)
 	for i := range found {
 		all.Go(func() {
@@ -150,7 +150,7 @@ func TestCopiesOfANewKeyWaitUntilItIsKnown(t *testing.T) {
 
 func TestAKeyThatCannotBeReadLetsNothingPass(t *testing.T) {
 	s := newScreen(&receiver{})
-	s.learn(&tmcv1.DescribeSubscriptionsResponse{Subscriptions: []*tmcv1.SubscriptionInfo{{Topic: "t", DeliveryKeys: []string{"zz"}}}})
+	s.learn(&tmcv1.DescribeSubscriptionsResponse{Subscriptions: []*tmcv1.SubscriptionInfo{{Topic: "t", DeliveryKeys: []string{"zz"}}}}, time.Now())
 	m := &Copy{MessageID: "1-1-01-1", Topic: "t"}
 	for _, signature := range []string{"", signedBy(nil, m)} {
 		if right, _ := s.isGenuine(m, signature); right {
@@ -180,5 +180,81 @@ func TestTheTransactionIsEndedByTransact(t *testing.T) {
 	tx := &Tx{}
 	if tx.Commit() == nil || tx.Rollback() == nil {
 		t.Error("a handler can end it")
+	}
+}
+
+func TestTwoMessagesOfOneTransactionHaveTwoKeys(t *testing.T) {
+	tx := &Tx{}
+	tx.Send(Message{Topic: "order.paid", Key: "1"})
+	tx.Send(Message{Topic: "order.sent", Key: "1"})
+	if messages, err := tx.collected(); err != nil || len(messages) != 2 {
+		t.Errorf("%d messages: %v", len(messages), err)
+	}
+	tx = &Tx{}
+	tx.Send(Message{Topic: "order.paid", Key: "1"})
+	tx.Send(Message{Topic: "order.paid", Key: "1"})
+	if _, err := tx.collected(); err == nil {
+		t.Error("two messages with one key were taken")
+	}
+}
+
+func TestAMessageThatComesTooLateIsNotLostInSilence(t *testing.T) {
+	tx := &Tx{}
+	if _, err := tx.collected(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("it was taken")
+		}
+	}()
+	tx.Send(Message{Topic: "order.paid", Key: "1"})
+}
+
+func TestAConsumerThatLacksSomethingIsRefused(t *testing.T) {
+	nothing := func(context.Context, *Copy) error { return nil }
+	for _, lacking := range []Consumer{
+		{}, {Handlers: map[string]Handler{"": nothing}}, {Handlers: map[string]Handler{"t": nil}},
+		{Handlers: map[string]Handler{"t": nothing}, Workers: -1},
+	} {
+		if lacking.check() == nil {
+			t.Errorf("%v was taken", lacking)
+		}
+	}
+}
+
+// reading is an error whose text is that of another one, which may be missing.
+type reading struct{ other error }
+
+func (r *reading) Error() string { return r.other.Error() }
+
+func TestAnErrorThatPanicsIsAFailureOfItsHandler(t *testing.T) {
+	r := &receiver{client: &Client{log: slog.New(slog.DiscardHandler)}}
+	for _, thrown := range []error{(*reading)(nil), Reject(nil)} {
+		err := r.recovering(t.Context(), func(context.Context, *Copy) error { return thrown }, &Copy{})
+		if err == nil || err.Error() == "" {
+			t.Errorf("%T became %v", thrown, err)
+		}
+	}
+}
+
+func TestAClosedClientRunsNothing(t *testing.T) {
+	client, err := Dial(Config{Addresses: []string{"127.0.0.1:1"}, App: "orders"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := sync.WaitGroup{}
+	for range 16 {
+		all.Go(func() {
+			for client.background(func() { time.Sleep(time.Microsecond) }) {
+			}
+		})
+	}
+	if client.Close() != nil || client.Close() != nil {
+		t.Error("it could not be closed twice")
+	}
+	all.Wait()
+	if _, err := client.Publish(t.Context(), Message{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("published: %v", err)
 	}
 }

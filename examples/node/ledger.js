@@ -53,7 +53,10 @@ class Ledger {
   // Answers one question of the center.
   async answer(question) {
     const unknown = (unknown_reason, detail) => ({ message_id: question.message_id, verdict: "VERDICT_UNKNOWN", unknown_reason, detail });
-    const byState = (state) => ({ message_id: question.message_id, verdict: state === COMMITTED ? "VERDICT_COMMIT" : "VERDICT_ROLLBACK" });
+    const byState = (state) => {
+      const verdict = { [COMMITTED]: "VERDICT_COMMIT", [ROLLED_BACK]: "VERDICT_ROLLBACK" }[state];
+      return verdict ? { message_id: question.message_id, verdict } : unknown("UNKNOWN_REASON_NOT_NOW", `the row has the state ${state}`);
+    };
     if (!this.id.equals(question.ledger_id)) return unknown("UNKNOWN_REASON_WRONG_LEDGER", "prepared with another ledger");
     try {
       const state = await this.#state(question.message_id);
@@ -88,6 +91,8 @@ class Ledger {
 async function inTransaction(pool, work) {
   const connection = await pool.connect();
   let failure;
+  const lose = (error) => { failure = error; };
+  connection.on("error", lose); // else a lost connection ends the process
   try {
     await connection.query("BEGIN");
     const result = await work(connection);
@@ -97,8 +102,9 @@ async function inTransaction(pool, work) {
     failure = error;
     throw error;
   } finally {
-    if (failure) await connection.query("ROLLBACK").catch(() => {});
-    connection.release();
+    if (failure) await connection.query("ROLLBACK").catch(lose);
+    connection.off("error", lose);
+    connection.release(failure);
   }
 }
 

@@ -1,6 +1,8 @@
 // A shop that sells orders: each one is paid and announced, or neither.
 //
-//   node shop.js CENTER KEY POSTGRESQL_URL CHECKS ORDERS     CHECKS: host:port where it answers the center
+//   node shop.js CENTERS KEY POSTGRESQL_URL CHECKS ORDERS
+//
+// CENTERS: addresses of the center's servers, IP:PORT,IP:PORT.  CHECKS: host:port where it answers the center.
 "use strict";
 const { randomBytes, timingSafeEqual } = require("node:crypto");
 const path = require("node:path");
@@ -25,7 +27,7 @@ class Center {
     for (const [name, value] of Object.entries(said)) this.metadata.set(name, value);
   }
 
-  // Repeats the same call until its answer stays. Throws: it is refused.
+  // Repeats the same call until its answer stays. Throws: it is refused. A RetryInfo in the details says when to repeat it: decode it.
   async call(method, request) {
     for (let wait = 50; ; wait = Math.min(2 * wait, 2000)) {
       try {
@@ -85,15 +87,18 @@ class Shop {
   }
 }
 
-// Answers checks to callers with the app's token, which it asks for again when it sees another one.
+// Answers checks to callers with the app's token, which it asks for again when it sees another one. The one before is taken for
+// another minute: servers learn of a rotation one by one.
 function answerChecks(ledger, center, address) {
-  const known = { tokens: [], asked: 0 };
-  const isRight = (shown) => known.tokens.some((token) => token.length === shown.length && timingSafeEqual(Buffer.from(token), Buffer.from(shown)));
+  const known = { now: "", previous: "", asked: 0, rotated: 0 };
+  const same = (token, shown) => token.length === shown.length && timingSafeEqual(Buffer.from(token), Buffer.from(shown));
+  const isRight = (shown) =>
+    shown !== "" && (same(known.now, shown) || (same(known.previous, shown) && Date.now() - known.rotated < 60_000));
   const allow = async (shown) => {
     if (!isRight(shown) && Date.now() - known.asked > 5_000) {
       known.asked = Date.now();
       const { check_token } = await center.call("DescribeChecks", {});
-      known.tokens = [check_token, ...known.tokens.filter((token) => token !== check_token)].slice(0, 2);
+      if (check_token !== known.now) Object.assign(known, { now: check_token, previous: known.now, rotated: Date.now() });
     }
     return isRight(shown);
   };
@@ -126,13 +131,15 @@ async function main(addresses, key, database, checks, orders) {
   const server = await answerChecks(ledger, center, checks);
   process.on("SIGTERM", () => server.tryShutdown(() => pool.end().then(() => process.exit(0))));
   const shop = new Shop(pool, ledger, center);
-  for (const messageId of await ledger.unsettled()) await shop.submit(messageId); // what an earlier process did not get to
+  for (const messageId of await ledger.unsettled()) { // what an earlier process did not get to
+    await shop.submit(messageId).catch((error) => console.error(`look at the ledger row of ${messageId}: ${error.message}`));
+  }
   let next = 0;
   const seller = async () => {
     for (let number = next++; number < orders; number = next++) {
-      while (!(await shop.isSold(number))) {
+      for (;;) {
         try {
-          await shop.sell(number);
+          if (!(await shop.isSold(number))) await shop.sell(number);
           break;
         } catch (error) {
           console.error(`order ${number} is sold again: ${error.message}`);

@@ -103,7 +103,13 @@ final class Ledger {
                 }
                 state = fence(connection, question) ? ROLLED_BACK : state(connection, question.getMessageId());
             }
-            return answer.setVerdict(state == COMMITTED ? Verdict.VERDICT_COMMIT : Verdict.VERDICT_ROLLBACK).build();
+            if (state != null && state == COMMITTED) {
+                return answer.setVerdict(Verdict.VERDICT_COMMIT).build();
+            }
+            if (state != null && state == ROLLED_BACK) {
+                return answer.setVerdict(Verdict.VERDICT_ROLLBACK).build();
+            }
+            return unknown(answer, UnknownReason.UNKNOWN_REASON_NOT_NOW, "the row has the state " + state);
         } catch (SQLException e) {
             return unknown(answer, UnknownReason.UNKNOWN_REASON_NOT_NOW, e.getMessage());
         }
