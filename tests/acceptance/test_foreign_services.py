@@ -17,7 +17,7 @@ import tmc_client as tmc
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
 from tests.support.foreign import Process, for_go
-from tests.support.go_client import built
+from tests.support.go_client import built, has_go
 from tmc_storm.eventually import eventually
 from tmc_storm.services.ports import free_port
 from tmc_storm.services.postgresql import PostgreSQL
@@ -111,7 +111,7 @@ def _each_order_has_one_coupon(cluster: Cluster, url: str, shop_of: Shop, folder
     engine.dispose()
 
 
-if shutil.which("go"):
+if has_go():
 
     def test_in_go_with_postgresql_and_rabbitmq(postgresql: PostgreSQL, tmp_path: Path) -> None:
         with Cluster(servers=2, **_RECORDED) as cluster:

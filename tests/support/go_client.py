@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import functools
+import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+
+
+def has_go() -> bool:
+    """Return whether there is a Go that the client can be built with; its tests are not there without."""
+    if shutil.which("go") is None:
+        return False
+    wanted = re.search(r"^go (\d+)\.(\d+)", (ROOT / "clients/go/go.mod").read_text(), re.MULTILINE)
+    found = re.search(r"go(\d+)\.(\d+)", subprocess.run(["go", "version"], capture_output=True, text=True).stdout)
+    assert wanted is not None
+    return found is not None and tuple(map(int, found.groups())) >= tuple(map(int, wanted.groups()))
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.foreign import Process, for_go
-from tests.support.go_client import built
+from tests.support.go_client import built, has_go
 from tmc_client import tables
 from tmc_common import signatures
 from tmc_common.protocol import (
@@ -132,7 +131,7 @@ def _without_names_in_json(file: FileDescriptorProto) -> FileDescriptorProto:
     return file
 
 
-if shutil.which("go"):
+if has_go():
 
     def test_checks_are_answered_from_the_ledger(database_server: MariaDB | PostgreSQL, tmp_path: Path) -> None:
         with _answering(database_server, tmp_path) as answers:

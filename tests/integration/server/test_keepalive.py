@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from grpc._cython import cygrpc
 
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
-from tests.support.go_client import built
+from tests.support.go_client import built, has_go
 
 ROOT = Path(__file__).parents[3]
 IDLE_S = 60 if LONG else 1  # strikes are counted when pings come: only a long run proves that they are tolerated
@@ -81,7 +80,7 @@ def _go_client(address: str, folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "the connection stayed up\n"), done.stderr
 
 
-CLIENTS = [_python_client, *([_go_client] if LONG and shutil.which("go") else [])]
+CLIENTS = [_python_client, *([_go_client] if LONG and has_go() else [])]
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -6,7 +6,6 @@ HTTP/2 has a limit of its own on the calls of a connection. Clients keep to it, 
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import subprocess
 from collections import Counter
@@ -20,7 +19,7 @@ import pytest
 
 from tests.support.center import RunningCenter
 from tests.support.dose import LONG
-from tests.support.go_client import built
+from tests.support.go_client import built, has_go
 from tmc_common.protocol import message_pb2, message_pb2_grpc
 
 WORKERS, EACH = 200, 225 if LONG else 20
@@ -83,7 +82,7 @@ def _go_workers(running: RunningCenter) -> str:
     return done.stdout
 
 
-if LONG and shutil.which("go"):
+if has_go():
 
     def test_goroutines_share_a_stream(running: RunningCenter, tmp_path: Path) -> None:
         running.subscribe("bench.paid", "coupons")
