@@ -81,6 +81,8 @@ def stuck(
     }
     rows = [*parts["failed"].consumptions, *parts["check_failed"].messages, *parts["undecided"].messages]
     print_table(columns, rows)
+    if not parts["undecided"].messages:
+        say(f"Messages that have been undecided for less than {older_than} are not listed (--older-than).")
     if any(page.next_page_token for page in parts.values()):
         say("There is more: name a topic, or raise --most.")
 

@@ -24,7 +24,10 @@ class Why(Enum):
     # A message
     IN_TRANSACTION = "Nothing: it is checked after the topic's transaction time."
     CHECK_SCHEDULED = "Nothing: it is checked then. `tmc admin check-now` checks it at once."
-    PRODUCER_UNREACHABLE = "Start the producer's service, or correct the target (`tmc admin get-check`)."
+    PRODUCER_UNREACHABLE = (
+        "Start the producer's service, with the database that it prepared the message with, or correct the target "
+        "(`tmc admin get-check`)."
+    )
     PRODUCER_RESTS = "Find out why the service fails: `tmc admin check-now` shows its answer."
     CHECK_TARGET_WRONG = "Correct the target (`tmc admin set-check`), or the service; docs/checks.md lists the reasons."
     CHECK_BROKEN = "Correct the check endpoint: `tmc admin check-now` shows its answer."
