@@ -106,14 +106,14 @@ func (c *Client) Consume(ctx context.Context, consumer Consumer) error {
 	defer hurry()
 	r := &receiver{
 		client: c, consumer: consumer, ctx: answering, handling: handling, free: make(chan struct{}, consumer.Workers),
-		acks: collect(handling, func(items []*tmcv1.AckRequest) ([]*tmcv1.AckResult, error) {
-			return results(c.calling(handling), c.consumed.AckMany, &tmcv1.AckManyRequest{Items: items})
+		acks: collect(answering, func(items []*tmcv1.AckRequest) ([]*tmcv1.AckResult, error) {
+			return results(c.calling(answering), c.consumed.AckMany, &tmcv1.AckManyRequest{Items: items})
 		}),
-		nacks: collect(handling, func(items []*tmcv1.NackRequest) ([]*tmcv1.NackResult, error) {
-			return results(c.calling(handling), c.consumed.NackMany, &tmcv1.NackManyRequest{Items: items})
+		nacks: collect(answering, func(items []*tmcv1.NackRequest) ([]*tmcv1.NackResult, error) {
+			return results(c.calling(answering), c.consumed.NackMany, &tmcv1.NackManyRequest{Items: items})
 		}),
-		extends: collect(handling, func(items []*tmcv1.ExtendRequest) ([]*tmcv1.ExtendResult, error) {
-			return results(c.calling(handling), c.consumed.ExtendMany, &tmcv1.ExtendManyRequest{Items: items})
+		extends: collect(answering, func(items []*tmcv1.ExtendRequest) ([]*tmcv1.ExtendResult, error) {
+			return results(c.calling(answering), c.consumed.ExtendMany, &tmcv1.ExtendManyRequest{Items: items})
 		}),
 	}
 	for range consumer.Workers {

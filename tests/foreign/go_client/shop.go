@@ -142,12 +142,16 @@ func countAll(addresses, app, key, driver, dsn, user, password string) {
 	began := time.Now()
 	fmt.Println("counts")
 	err = client.Consume(ctx, tmc.Consumer{
-		BrokerUser: user, BrokerPassword: password,
+		BrokerUser: user, BrokerPassword: password, Grace: 500 * time.Millisecond,
 		Handlers: map[string]tmc.Handler{
 			"order.paid": inbox.Once(func(ctx context.Context, tx *sql.Tx, m *tmc.Copy) error {
 				switch {
 				case m.Key == "reject":
 					return tmc.Reject(errors.New("no stock"))
+				case m.Key == "slow":
+					fmt.Println("slow began")
+					<-ctx.Done()
+					return errors.New("its time was over")
 				case m.Key == "panic":
 					panic("no stock")
 				case m.Key == "later" && time.Since(began) < time.Second:

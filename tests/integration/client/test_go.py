@@ -224,6 +224,19 @@ if has_go():
                 consumer.stop()
         engine.dispose()
 
+    def test_a_handler_whose_time_is_over_can_still_say_so(postgresql: PostgreSQL, tmp_path: Path) -> None:
+        url = sa.make_url(postgresql.create(f"go_coupons_{next(_names)}"))
+        with (
+            RunningCenter(f"sqlite:///{tmp_path}/c.db", delivery={"scan_seconds": 0.05}) as center,
+            tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders,
+        ):
+            where = [center.address, "coupons", center.keys["coupons"], *for_go(url), "", ""]
+            consumer = Process([built(), "coupons", *where], tmp_path / "coupons.log")
+            orders.publish("order.paid", b"", key="slow")
+            eventually(lambda: "slow began" in consumer.said())
+            consumer.stop()
+            assert [each.error for each in center.detail("order.paid", "slow").failed_attempts] == ["its time was over"]
+
     def test_a_key_in_progress_keeps_no_transaction_open(postgresql: PostgreSQL, tmp_path: Path) -> None:
         engine = sa.create_engine(postgresql.create(f"go_shop_{next(_names)}"))
         with engine.begin() as connection:
