@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -16,6 +17,12 @@ class Process:
     def __init__(self, command: Sequence[object], log: Path) -> None:
         self._command, self._log = [str(part) for part in command], log
         self.start()
+        atexit.register(self._end)  # a test that fails half way leaves nothing behind
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
     def start(self) -> None:
         with self._log.open("ab") as log:
