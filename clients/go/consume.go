@@ -179,7 +179,7 @@ func (r *receiver) run(ctx context.Context) error {
 		case err == nil:
 		case len(started) == 0:
 			return err
-		default: // what is read goes on
+		default: // other queues are being read
 			r.client.log.Error("tmc: subscriptions cannot be looked for", "error", err)
 			if !sleep(ctx, lookEvery) {
 				return nil

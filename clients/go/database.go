@@ -19,7 +19,7 @@ type Database struct {
 	shortly      string
 	shortlyTakes bool   // the message id
 	byKey        string // makes an UPDATE of some keys leave other rows alone, also in a small table, which would be scanned
-	// losesTransactions: after some errors, such as a deadlock, statements go on outside of the transaction that they began in.
+	// losesTransactions: after some errors, such as a deadlock, later statements run outside of the transaction.
 	losesTransactions bool
 }
 

@@ -24,7 +24,7 @@ const (
 	resumeEvery   = time.Minute
 	resumeWithin  = 30 * time.Second // a page
 	prepareWithin = 5 * time.Second  // the local transaction is open meanwhile
-	decideWithin  = 2 * time.Second  // after which it goes on in the background, or by a check
+	decideWithin  = 2 * time.Second  // then it continues in the background, or a check decides
 	discardWithin = 500 * time.Millisecond
 
 	backgroundWithin = time.Minute
@@ -118,7 +118,7 @@ func (t *Tx) collected() ([]sent, error) {
 
 var (
 	// ErrFenced says that a transaction must be run again.
-	ErrFenced = errors.New("tmc: the center was told that this transaction had not committed, and so it cannot any more: run it again")
+	ErrFenced = errors.New("tmc: a check was answered with ROLLBACK before this transaction committed, so it cannot any more: run it again")
 	// ErrInDoubt says that nobody knows yet whether a transaction committed.
 	ErrInDoubt = errors.New("tmc: the transaction may have committed")
 )
@@ -128,7 +128,7 @@ var (
 //
 // No error: the transaction is committed, and its messages are submitted, or will be as soon as the center answers.
 // An *Error: a message was refused; with KEY_IN_PROGRESS, run it again after RetryAfter.
-// ErrFenced: it took so long that the center was told it had not committed; run it again.
+// ErrFenced: it took so long that a check was answered with ROLLBACK; run it again.
 // ErrInDoubt: the database did not say whether it committed, and cannot be asked now, or has no message to ask about. The messages
 // follow the truth: the center asks later.
 func (l *Ledger) Transact(ctx context.Context, work func(tx *Tx) error) error {
@@ -272,7 +272,7 @@ func (l *Ledger) rollBack(ctx context.Context, messages []sent) {
 	})
 }
 
-// submit submits messages in the order of their order keys. If that takes long, it goes on without the caller.
+// submit submits messages in the order of their order keys. If that takes long, it continues without the caller.
 func (l *Ledger) submit(ctx context.Context, messages []sent) {
 	lines := grouped(messages, func(m sent) string {
 		if m.message.OrderKey == "" {

@@ -74,7 +74,7 @@ type Client struct {
 	busy   sync.WaitGroup // goroutines that Close waits for
 
 	lock     sync.Mutex
-	ledgerID string // hexadecimal, as the center is told; "": none
+	ledgerID string // hexadecimal, for the center; "": none
 }
 
 // Dial makes a client. It does not connect yet: calls do, and repeat until the center answers or their context ends.

@@ -69,9 +69,9 @@ class _Answers:
         call = check_pb2_grpc.CheckServiceStub(self.channel).CheckMany
         shown = [("tmc-check-token", self.token if token is None else token)]
         request = check_pb2.CheckManyRequest(items=[question])
-        answer = call(request, metadata=shown, timeout=30, wait_for_ready=True).results[0]
+        answer: check_pb2.CheckResponse = call(request, metadata=shown, timeout=30, wait_for_ready=True).results[0]
         assert answer.message_id == question.message_id
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def ask_http(self, question: check_pb2.CheckRequest, method: str) -> dict[str, Any]:
         url = f"http://{self.over_http}/tmc"
@@ -80,7 +80,8 @@ class _Answers:
             said |= {"tmc-attempt-id": question.attempt_id.hex(), "tmc-ledger-id": question.ledger_id.hex()}
             said["tmc-created-ms"] = str(question.created_ms)
             query = {"bizID": "orders", "messageKey": question.key}
-            return self._http.get(url, params=query, headers=said).raise_for_status().json()  # type: ignore[no-any-return]
+            shown: dict[str, Any] = self._http.get(url, params=query, headers=said).raise_for_status().json()
+            return shown
         item = {
             "messageId": question.message_id,
             "topic": question.topic,
@@ -260,7 +261,7 @@ if has_go():
         engine.dispose()
 
     def test_its_parts() -> None:
-        """Those of which no process can show what they do."""
+        """Run the tests in Go, of parts whose work no process shows."""
         done = subprocess.run(["go", "test", "./..."], cwd=GO, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
