@@ -34,7 +34,7 @@ class Ledger {
     this.id = id;
   }
 
-  // Part of the local transaction of a message. Throws Fenced: the center was told that it had not committed.
+  // Part of the local transaction of a message. Throws Fenced: a check was answered with ROLLBACK meanwhile.
   async record(connection, messageId, message) {
     const row = [messageId, COMMITTED, message.topic, message.key, message.attempt_id, Date.now(), null];
     if ((await connection.query(INSERT, row)).rowCount === 0) throw new Fenced(messageId);

@@ -131,7 +131,7 @@ func sell(ctx context.Context, ledger *tmc.Ledger, database tmc.Database, number
 	}
 }
 
-// countAll writes a row for each message, until it is told to stop.
+// countAll writes a row for each message, until SIGTERM.
 func countAll(addresses, app, key, driver, dsn, user, password string) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -390,7 +390,7 @@ def test_a_queue_that_lost_its_leader_is_declared_again(monkeypatch: pytest.Monk
 
 
 def test_a_queue_that_nothing_runs_is_declared_again(bench: Bench) -> None:
-    """As after a kill between the queue's record and its log: whoever reads it loses the connection."""
+    """As after a kill between the queue's record and its log: each reader loses its connection."""
     bench.broker.control("eval", f"ra:force_delete_server(quorum_queues, {{'%2F_{bench.queue(1)}', node()}}).")
     assert bench.queues.look(bench.queue(1)) is None
     bench.queues.run_once()

@@ -22,7 +22,7 @@ final class Ledger {
         Connection open() throws SQLException;
     }
 
-    /** The center was told that this transaction had not committed, and so it cannot any more: run it again. */
+    /** A check was answered with ROLLBACK before this transaction committed, so it cannot any more: run it again. */
     static final class Fenced extends Exception {}
 
     private static final int COMMITTED = 1;
