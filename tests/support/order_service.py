@@ -1,14 +1,11 @@
 """A gRPC service with a proto of its own and server reflection, as one would write it in Go or Java. No SDK, no stubs of ours.
 
-usage: grpc_service.py PORT
-
 Orders whose id ends in an odd digit are paid, in an even one cancelled, and `open` is still open. The center needs nothing
 but its name: `tmc admin set-check` with kind reflection, see docs/checks.md.
 """
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +18,7 @@ OPEN, PAID, CANCELLED = 1, 2, 3
 
 
 def pool() -> descriptor_pool.DescriptorPool:
-    """orders.proto, as protoc would compile it; written out, so that the example needs no compiler."""
+    """Describe the service as protoc would from its proto."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="orders.proto", package="shop.v1", syntax="proto3")
     status = file.enum_type.add(name="OrderStatus")
@@ -58,7 +55,3 @@ def serve(port: int) -> Any:
     server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     return server
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1])).wait_for_termination()
