@@ -446,7 +446,9 @@ class TestRetention:
         assert [run.run for run in lists.removals()] == [manifest.run]
         for url, shards in zip(jobs.center.urls, (range(16), range(16, 32)), strict=True):
             database = Database(url)
-            work = ClosedMessages(database, ShardLeases(database, list(shards), lambda: 1, lambda: [1], 1 << 40))
+            work = ClosedMessages(
+                database, ShardLeases(database, lambda shards=list(shards): shards, lambda: 1, lambda: [1], 1 << 40)
+            )
             for shard in shards:
                 work.remove(shard, lists.numbers(manifest.run, shard), manifest.before_ms)
             database.close()
