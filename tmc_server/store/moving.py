@@ -15,9 +15,11 @@ that a command that was taken for dead changes nothing. Source: docs/decisions/0
 from __future__ import annotations
 
 import json
+import operator
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
@@ -54,11 +56,11 @@ SHARED = (retention, failed, order, waiting, bulk_progress, bulk_item)
 """Tables of a database in which each row is of one shard. Alerts and notices stay, and are sent from where they are."""
 _ACTOR = "tmc move-shard"
 _PAGE = 500
-_CHANGES = 1_000
+_CHANGES = 500
 _FEW = 300  # changes that are left to the freeze at most
 _STATEMENT_BYTES = 1 << 20
-_TABLE_TRIES = 100
-_TABLE_PAUSE_S = 0.1
+_TABLE_TRIES = 20
+_TABLE_PAUSES_S = (0.1, 3.0)  # between tries, which hold up others: from, growing to
 _NOTE_S = 1.0
 
 Row = Mapping[str, Any]
@@ -106,7 +108,8 @@ class _Part:
         """Rows with these keys, of one or more columns."""
         if len(self.group) == 1:
             return table.c[self.group[0]].in_([key[0] for key in keys])
-        return sa.tuple_(*(table.c[name] for name in self.group)).in_(keys)
+        columns = [table.c[name] for name in self.group]  # not as tuples, for which MariaDB would read the whole table
+        return sa.or_(*(sa.and_(*map(operator.eq, columns, key)) for key in keys))
 
     def key_of(self, row: Row) -> Key:
         return tuple(row[name] for name in self.group)
@@ -164,8 +167,7 @@ class ShardMove:
 
     def run(self, identities: tuple[str, str]) -> None:
         """Move it, or continue. identities: of source and target."""
-        with self._source.connection() as source, self._target.connection() as target:
-            self._take(source, target)
+        with self._held(self._source) as source, self._held(self._target) as target:
             step, position, copied = self._begin(identities)
             if step < MoveStep.MOVED:
                 self._is_aside = self._look_aside(source)
@@ -180,8 +182,7 @@ class ShardMove:
 
     def undo(self) -> None:
         """Leave the shard where it is, and nothing of it in the target. Raises MoveRefused: it was moved."""
-        with self._source.connection() as source, self._target.connection() as target:
-            self._take(source, target)
+        with self._held(self._source) as source, self._held(self._target) as target:
             self._claim()
             self._thaw(source)
             self._record_no_more(source)
@@ -193,7 +194,7 @@ class ShardMove:
 
     def confirm(self) -> None:
         """Drop what was kept where the shard was. Raises MoveRefused: it is not moved yet."""
-        with self._source.connection() as source:
+        with self._held(self._source) as source:
             if self._row().step != MoveStep.MOVED:
                 raise MoveRefused(f"Shard {self._shard} is not moved yet: finish that first, with the same command.")
             self._forget(source)
@@ -283,12 +284,16 @@ class ShardMove:
 
     # -- recording and copying ---------------------------------------------------------------------------------------
 
-    def _take(self, source: sa.Connection, target: sa.Connection) -> None:
-        for database, connection in ((self._source, source), (self._target, target)):
+    @contextmanager
+    def _held(self, database: Database) -> Iterator[sa.Connection]:
+        """A connection that keeps other moves away from a database until it is closed. Raises MoveRefused."""
+        with database.connection() as connection:
+            connection.detach()  # no pool keeps it, and with it the lock
             with database.writing(connection):
                 is_held = database.dialect.hold_for_move(connection)
             if not is_held:
                 raise MoveRefused(f"Another shard is being moved from or to {place_of(database)}: wait for that.")
+            yield connection
 
     def _refuse_rows(self) -> None:
         """Raises MoveRefused: the target has rows of such a shard already."""
@@ -319,7 +324,7 @@ class ShardMove:
 
     def _change_tables(self, connection: sa.Connection, statements: Sequence[str]) -> None:
         """Run statements that wait until no transaction uses a table; what comes meanwhile waits behind them."""
-        database = self._source
+        database, pause_s = self._source, _TABLE_PAUSES_S[0]
         for _ in range(_TABLE_TRIES):
             try:
                 with database.writing(connection):
@@ -328,7 +333,8 @@ class ShardMove:
                         connection.exec_driver_sql(statement)
                 return
             except StoreConflict:
-                time.sleep(_TABLE_PAUSE_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _TABLE_PAUSES_S[1])
         raise MoveRefused(
             f"Something keeps using the tables of shard {self._shard} in {place_of(database)}, such as a backup or a long"
             " query: wait for it, then run this again."

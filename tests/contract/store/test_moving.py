@@ -218,6 +218,44 @@ def test_one_that_is_killed_can_be_continued_or_undone(
     target.close()
 
 
+def test_several_shards_move_one_after_another(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    _fill(store)
+    config = _configured(store, url)
+    initialize(config)
+    target = Database(url)
+    move_shards(config, "4-6,9", place_of(target), str)
+    shards = ShardMap(store.database, [store.database] * 32, [target])
+    check(shards)
+    assert shards.shards_in(target) == [4, 5, 6, 9]
+    with pytest.raises(
+        CannotStart, match=r"Shard 5 is on its way to .*: finish that move, confirm it or undo it first"
+    ):
+        move_shards(config, "5", place_of(store.database), str)
+    confirm_moves(config, "4-6,9", str)
+    move_shards(config, "5", place_of(store.database), str)
+    check(shards)
+    assert shards.shards_in(target) == [4, 6, 9]
+    target.close()
+
+
+def test_two_commands_do_not_move_at_once(pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    store, url = pair
+    if store.database.dialect.has_one_writer or url.startswith("sqlite"):
+        said = "SQLite serves one server"
+    else:
+        said = "Another shard is being moved from or to"
+    whole: Any = vars(moving.ShardMove)["_copy"]
+
+    def beside(self: Any, *arguments: Any) -> None:
+        with pytest.raises(CannotStart, match=said):
+            move_shards(_configured(store, url), "6", place_of(Database(url)), str)
+        whole(self, *arguments)
+
+    monkeypatch.setattr(moving.ShardMove, "_copy", beside)
+    _moved(store, url)
+
+
 def test_what_changes_meanwhile_is_changed_there_too(
     pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
