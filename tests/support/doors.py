@@ -246,7 +246,16 @@ class RabbitDoor:
             correlation_id=correlation or None,
             delivery_mode=2,
         )
-        self.channel.basic_publish(self._exchange, self._key, step.body, properties, mandatory=True)
+
+        def is_stored() -> bool:
+            with suppress(
+                pika.exceptions.NackError
+            ):  # the broker did not store it, as while a queue is made: send it again
+                self.channel.basic_publish(self._exchange, self._key, step.body, properties, mandatory=True)
+                return True
+            return False
+
+        eventually(is_stored)
 
     def send(self, *steps: Step) -> list[Answer]:
         names = [uuid.uuid4().hex for _ in steps]

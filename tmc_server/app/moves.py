@@ -30,11 +30,12 @@ def move_shards(config: Config, which: str, to: str, say: Say) -> None:
     which: such as "7" or "0-3,7".  to: part of the address of a database, or of its identity.
     """
     with _opened(config) as shards:
+        wanted = _shards_of(which)
         target = _named(shards, to)
         bad = [str(each) for each in examine(target, BATCH_BYTES + config.limits.body_bytes) if not each.ok]
         if bad:
             raise MoveRefused(f"{place_of(target)} is not ready to keep messages: " + "; ".join(bad))
-        for shard in _shards_of(which):
+        for shard in wanted:
             source, on_its_way = _on_its_way(shards, shard)
             if on_its_way is not None and on_its_way is not target:
                 raise MoveRefused(
