@@ -474,6 +474,8 @@ class TestDamage:
         """A backup or a mount that lacks `manifests`, of messages that the center has removed since."""
         jobs = Jobs(spark, filled(0), folder)
         with jobs.center.sql() as change:
+            own = "identity = (SELECT identity FROM tmc_database)"
+            change.exec_driver_sql(f"UPDATE tmc_shard_map SET identity = '{published.center.identity}' WHERE {own}")
             change.exec_driver_sql(f"UPDATE tmc_database SET identity = '{published.center.identity}'")
         run = published.archive.chain().manifests[0].run
         for path in folder.glob(f"archive/{gone}"):
