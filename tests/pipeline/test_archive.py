@@ -446,9 +446,7 @@ class TestRetention:
         assert [run.run for run in lists.removals()] == [manifest.run]
         for url, shards in zip(jobs.center.urls, (range(16), range(16, 32)), strict=True):
             database = Database(url)
-            work = ClosedMessages(
-                database, ShardLeases(database, lambda shards=list(shards): shards, lambda: 1, lambda: [1], 1 << 40)
-            )
+            work = ClosedMessages(database, ShardLeases(database, list(shards), lambda: 1, lambda: [1], 1 << 40))
             for shard in shards:
                 work.remove(shard, lists.numbers(manifest.run, shard), manifest.before_ms)
             database.close()
@@ -474,8 +472,6 @@ class TestDamage:
         """A backup or a mount that lacks `manifests`, of messages that the center has removed since."""
         jobs = Jobs(spark, filled(0), folder)
         with jobs.center.sql() as change:
-            own = "identity = (SELECT identity FROM tmc_database)"
-            change.exec_driver_sql(f"UPDATE tmc_shard_map SET identity = '{published.center.identity}' WHERE {own}")
             change.exec_driver_sql(f"UPDATE tmc_database SET identity = '{published.center.identity}'")
         run = published.archive.chain().manifests[0].run
         for path in folder.glob(f"archive/{gone}"):

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from zlib import crc32
 
 from tmc_server.domain.numbers import Shard
 
 SHARDS = 32
-
-
-class MoveStep(IntEnum):
-    """How far a shard is on its way to another database."""
-
-    COPYING = 1
-    FOLLOWING = 2  # what changes where it is, is changed there too
-    FROZEN = 3  # nobody can use it
-    MOVED = 4  # it is used there; where it was, its messages are kept
 
 
 def shard_of(table_index: int, spread: int, key: str) -> Shard:

@@ -13,8 +13,6 @@ transaction, and hand all answers to the loop in one call. A shard is worked on 
 - A lost connection leaves the outcome of the commit unknown; operations are idempotent, so the batch is run again on
   a new connection before any caller is answered.
 - Cancelling a caller is harmless: its operations still complete, and their answers are dropped.
-- A shard that is moved to another database is waited for while neither has it, by the lane that met with it; then what
-  waits for the shard is handed to the lanes of the other database, in its order.
 - A row locked by another transaction is skipped and retried shortly; the rest of the batch does not wait for it.
 """
 
@@ -25,9 +23,9 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -37,7 +35,7 @@ from tmc_server.domain.operations import Answer, Operation
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable, TmcError
 from tmc_server.metrics import METRICS
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.engines import Database, RowWaited, ShardMap, StoreConflict
+from tmc_server.store.engines import RowWaited, StoreConflict
 from tmc_server.store.fair_queue import FairQueue, LaneTime
 from tmc_server.store.outcomes import Outcome, Wait
 
@@ -48,8 +46,6 @@ _MANY = 5  # batches that wait
 _PARTS = 16  # of a batch: one that others may wait for is so much shorter
 _LOCKED_PAUSE_S = 0.02
 _LOCKED_TRIES = 100  # x the pause: about two seconds
-_FROZEN_PAUSE_S = 0.02
-_FROZEN_S = 10.0  # a move takes a second or two
 
 
 BATCH_BYTES = 4 << 20
@@ -106,31 +102,13 @@ class _Waiting:
         self.caller.answer(self.place, answer)
 
 
-class Whereabouts(Protocol):
-    """Says where a shard is."""
-
-    def look(self, shard: Shard) -> Database | None:
-        """Return the database that has it now, as the catalog says; None: it is on its way. Raises StoreUnavailable."""
-
-
 class GroupCommit:
-    """The lanes of one database.
-
-    on_death: called on the loop when a lane thread ends by a fault of its own.
-    whereabouts: None: shards stay where they are.  on_moved: called on the loop with what waited for a shard that went.
-    """
+    """The lanes of one database. `on_death`: called on the loop when a lane thread ends by a fault of its own."""
 
     def __init__(
-        self,
-        writer: ShardWriter,
-        limits: Limits,
-        loop: asyncio.AbstractEventLoop,
-        on_death: Callable[[], None],
-        whereabouts: Whereabouts | None = None,
+        self, writer: ShardWriter, limits: Limits, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]
     ) -> None:
         self._writer = writer
-        self._whereabouts = whereabouts
-        self.on_moved: Callable[[Shard, Sequence[_Waiting]], None] = _nowhere
         self._limits = limits
         self._loop = loop
         self._on_death = on_death
@@ -180,7 +158,7 @@ class GroupCommit:
         caller = _Caller(self._loop.create_future(), len(operations))
         if not operations:
             caller.future.set_result([])
-        self.enqueue([_Waiting(operation, caller, place) for place, operation in enumerate(operations)])
+        self._enqueue([_Waiting(operation, caller, place) for place, operation in enumerate(operations)])
         return asyncio.shield(caller.future)
 
     def check(self, operations: Sequence[Operation]) -> None:
@@ -195,15 +173,7 @@ class GroupCommit:
             if queue is not None and not queue.has_room(app, len(operations)):
                 raise QueueFull
 
-    def _surrender(self, shard: Shard) -> list[_Waiting]:
-        """Give up a shard, on the loop. Returns: what waits for it, in its order."""
-        with self._condition:
-            queue = self._queues.pop(shard, None)
-            self._busy.discard(shard)
-            return queue.waiting() if queue is not None else []
-
-    def enqueue(self, entries: Sequence[_Waiting]) -> None:
-        """Have operations run, on the loop. They are answered in any case."""
+    def _enqueue(self, entries: Sequence[_Waiting]) -> None:
         if self._closed:
             for each in entries:
                 each.finish(ShuttingDown())
@@ -265,8 +235,6 @@ class GroupCommit:
         """The lane worked that long on these."""
         with self._condition:
             self._time.charge(done, seconds)
-            if any(each.outcome is Wait.MOVED for each in done):
-                return  # no lane takes the shard before the loop has given it up
             queue = self._queues[shard]
             if queue.count:
                 self._ready.append(shard)
@@ -277,7 +245,6 @@ class GroupCommit:
     def _run(self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting]) -> sa.Connection | None:
         """Give every entry an outcome, whatever happens. Returns: the connection to use next."""
         conflicts = lost = 0
-        frozen_until: float | None = None
         while True:
             try:
                 if connection is None:
@@ -295,16 +262,6 @@ class GroupCommit:
                     return self._by_halves(connection, shard, entries, RowLocked())
                 time.sleep(random.uniform(0.001, 0.01) * conflicts)
             except StoreUnavailable as exc:
-                if exc.lacks_table and self._whereabouts is not None:
-                    holder = self._look(self._whereabouts, shard)
-                    if holder not in (None, self._writer.database):
-                        for each in entries:
-                            each.outcome = Wait.MOVED
-                        return connection
-                    frozen_until = frozen_until or time.monotonic() + _FROZEN_S
-                    if holder is None and time.monotonic() < frozen_until and not self._stopping:
-                        time.sleep(_FROZEN_PAUSE_S)
-                        continue
                 _discard(connection)
                 connection = None
                 lost += 1
@@ -321,14 +278,6 @@ class GroupCommit:
             except BaseException:  # the lane dies, and nobody else has this connection
                 _discard(connection)
                 raise
-
-    @staticmethod
-    def _look(whereabouts: Whereabouts, shard: Shard) -> Database | None:
-        """Return the database that has the shard; None: nobody can say now, or it is on its way."""
-        try:
-            return whereabouts.look(shard)
-        except TmcError:
-            return None
 
     def _by_halves(
         self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting], error: TmcError
@@ -355,30 +304,20 @@ class GroupCommit:
     def _hand_over(self, entries: Sequence[_Waiting]) -> None:
         """Give, on the loop, the answers to the callers that still wait."""
         buried: list[_Waiting] = []
-        moved: list[_Waiting] = []
         for each in entries:
             outcome = each.outcome
-            if outcome is Wait.MOVED:
-                moved.append(each)
-            elif outcome is Wait.BURIED:
+            if outcome is Wait.BURIED:
                 each.buried = True
                 buried.append(each)
             elif outcome is not Wait.LOCKED:
                 each.finish(outcome)
             elif each.tries < _LOCKED_TRIES:
                 each.tries += 1
-                self._loop.call_later(_LOCKED_PAUSE_S, self.enqueue, [each])
+                self._loop.call_later(_LOCKED_PAUSE_S, self._enqueue, [each])
             else:
                 each.finish(RowLocked())
         if buried:
-            self.enqueue(buried)
-        if moved:
-            shard = moved[0].operation.shard
-            self.on_moved(shard, [*moved, *self._surrender(shard)])
-
-
-def _nowhere(_shard: Shard, entries: Sequence[_Waiting]) -> None:
-    _answer(entries, StoreUnavailable())
+            self._enqueue(buried)
 
 
 def _answer(entries: Sequence[_Waiting], error: TmcError) -> None:
@@ -396,24 +335,11 @@ def _discard(connection: sa.Connection | None) -> None:
 
 
 class ShardedGroupCommit:
-    """The Performer over all databases: each has its own lanes, so a slow one holds up no other.
+    """The Performer over all databases: each has its own lanes, so a slow one holds up no other."""
 
-    commits: by database.  shards: where they are.
-    """
-
-    def __init__(self, commits: Mapping[Database, GroupCommit], shards: ShardMap) -> None:
-        self._commits = list(commits.values())
-        self._places = list(commits)
-        self._shards = shards
-        # On the loop only. It follows `shards` once the lanes of the old database have met with the change.
-        self._of_shard = [self._places.index(holder) for holder in shards.shards]
-        for commit in self._commits:
-            commit.on_moved = self._moved
-
-    def _moved(self, shard: Shard, waiting: Sequence[_Waiting]) -> None:
-        """Hand over what waited for a shard; what comes from now on is behind it."""
-        self._of_shard[shard] = self._places.index(self._shards.holder(shard))
-        self._commits[self._of_shard[shard]].enqueue(waiting)
+    def __init__(self, commits: Sequence[GroupCommit], of_shard: Sequence[int]) -> None:
+        self._commits = commits
+        self._of_shard = of_shard
 
     @property
     def waiting(self) -> int:

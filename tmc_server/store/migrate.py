@@ -77,7 +77,7 @@ def migrate(shards: ShardMap) -> None:
                 continue  # a later program prepared it; whether it serves this one is examined at the start of a server
             if _revision(connection) != head_revision():
                 _upgrade(connection, shards, database)
-            if database in shards.homes:  # a catalog of its own may have become one
+            if shards.shards_in(database):  # a catalog of its own may have got its first shard
                 METADATA.create_all(connection, tables=list(DATABASE_TABLES))
             if database is shards.catalog:
                 _first_version(connection)
@@ -104,7 +104,7 @@ def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> 
     held = shards.shards_in(database)
     tables = [
         *(CATALOG_TABLES if database is shards.catalog else ()),
-        *(DATABASE_TABLES if database in shards.homes else ()),
+        *(DATABASE_TABLES if held else ()),
         *(table for shard in held for table in shard_tables(shard).all),
     ]
     look = sa.inspect(connection)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,19 @@ import pytest
 import sqlalchemy as sa
 
 from tests.conftest import SERVERS
-from tests.support.clock import ManualClock
-from tests.support.dose import LONG
-from tests.support.store import DONE, INCARNATION, StoreUnderTest
-from tmc_server.app import CannotStart, initialize
-from tmc_server.app.moves import confirm_moves, move_shards, undo_moves
+from tests.support.store import DONE, INCARNATION, StoreUnderTest, server_store, sqlite_store
+from tmc_server.app import CannotStart, initialize, maintenance
 from tmc_server.config import Config
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.numbers import Shard
 from tmc_server.store import moving
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.dialects.postgresql import without_nul
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.moving import SHARED
-from tmc_server.store.shard_map import check, place_of
-from tmc_server.store.tables import shard_tables, tombstone
+from tmc_server.store.shard_map import identity_of, stored_map
+from tmc_server.store.tables import DATABASE_TABLES, METADATA, alert, failed, node_slot, server, shard_tables
 
 PAIRS = [("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postgresql"), ("mariadb", "sqlite")]
 
@@ -37,37 +32,29 @@ PAIRS = [("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postg
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[StoreUnderTest, str]]:
     """A store with one shard in use, and the URL of an empty database."""
     source, target = request.param
-    clock = ManualClock()
-    urls = [
-        _emptied(request.getfixturevalue(kind), name) if kind in SERVERS else f"sqlite:///{tmp_path}/{name}.db"
-        for kind, name in ((source, "tmc_moving"), (target, "tmc_moved"))
-    ]
-    database = Database(urls[0], clock=clock)
-    migrate(ShardMap(database, [database] * 32))
-    store = StoreUnderTest(database, clock)
-    url = urls[1]
+    folder = tmp_path / "source"
+    folder.mkdir()
+    store = server_store(request.getfixturevalue(source), "tmc_moving") if source in SERVERS else sqlite_store(folder)
+    url = f"sqlite:///{tmp_path}/target.db"
+    if target in SERVERS:
+        made = request.getfixturevalue(target)
+        url = made.create("tmc_moved")
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with engine.begin() as connection:
+            left = sa.MetaData()
+            left.reflect(connection)
+            left.drop_all(connection)
+    migrate(ShardMap(store.database, [store.database] * 32))  # the identity and the map were emptied with the rest
     yield store, url
     store.close()
 
 
-def _emptied(server: Any, name: str) -> str:
-    """The URL of a database without tables."""
-    url: str = server.create(name)
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        left = sa.MetaData()
-        left.reflect(connection)
-        left.drop_all(connection)
-    return url
-
-
 def _configured(store: StoreUnderTest, target: str) -> Config:
-    """All shards where the catalog is, and a spare database."""
-    return Config.model_validate({"store": {"catalog": _url(store), "spare": [target]}})
-
-
-def _url(store: StoreUnderTest) -> str:
-    return store.database.url.render_as_string(hide_password=False)
+    """The test's shard in the other database."""
+    catalog, shard = store.database.url.render_as_string(hide_password=False), store.shard
+    ranges: list[dict[str, Any]] = [{"url": target, "first": shard, "last": shard}]
+    ranges += [{"url": catalog, "first": 0, "last": shard - 1}, {"url": catalog, "first": shard + 1, "last": 31}]
+    return Config.model_validate({"store": {"catalog": catalog, "shards": ranges}})
 
 
 def _fill(store: StoreUnderTest) -> dict[str, int]:
@@ -81,18 +68,22 @@ def _fill(store: StoreUnderTest) -> dict[str, int]:
     return numbers
 
 
-def _moved(store: StoreUnderTest, target: str, to: str | None = None) -> list[str]:
+def _copied(store: StoreUnderTest, target: str) -> list[str]:
     said: list[str] = []
-    initialize(_configured(store, target))
-    move_shards(_configured(store, target), str(store.shard), to or place_of(Database(target)), said.append)
+    source = store.database.url.render_as_string(hide_password=False)
+    store.database.close()  # one file has one server
+    initialize(_configured(store, target), copy_from=source, say=said.append)
     return said
 
 
-def test_what_was_moved_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) -> None:
+def test_what_was_copied_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) -> None:
     store, url = pair
     numbers = _fill(store)
-    (said,) = _moved(store, url)
-    assert re.fullmatch(rf"Shard {store.shard} is in .* now; callers waited for \d+\.\d\d s\.", said)
+    said = _copied(store, url)
+    assert [line.partition(" messages")[0] for line in said] == [
+        f"Shard {store.shard}: 1104",
+        f"Shard {store.shard} is moved, and the catalog knows it: start the servers.",
+    ]
     target = Database(url, clock=store.clock)
     moved = ShardWriter(target, store.watch, store.outlet, lambda: INCARNATION)
     with target.engine.connect() as connection:
@@ -116,6 +107,7 @@ def test_what_was_moved_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) ->
         )
         errors = connection.execute(sa.select(tables.attempt.c.error).order_by(tables.attempt.c.id)).scalars().all()
         assert [without_nul(each) for each in errors] == ["no\u00f6\ufffd", "once more"]
+        assert connection.execute(sa.select(sa.func.count()).select_from(alert)).scalar_one() == 1
     with store.database.reading() as connection:
         left = {
             t.name: connection.execute(sa.select(sa.func.count()).where(t.c.shard == store.shard)).scalar()
@@ -125,169 +117,162 @@ def test_what_was_moved_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) ->
     target.close()
 
 
-class Killed(BaseException):
-    """In place of a SIGKILL."""
-
-
-STEPS = [("run", number) for number in (1, 3, 8)] + [
-    (name, 1)
-    for name in (
-        "_begin",
-        "_record",
-        "_copy",
-        "_compare",
-        "_follow",
-        "_freeze_and_switch",
-        "_drain",
-        "_switch_once",
-        "_forget",
-    )
-]
-
-
-def _dying(patch: pytest.MonkeyPatch, name: str, number: int, after: bool) -> None:
-    """The command is killed at the n-th call of this, before or after it."""
-    kind: Any = moving.InsertRows if name == "run" else moving.ShardMove
-    whole = getattr(kind, name)
-    calls: list[int] = []
-
-    def die(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == number and not after:
-            raise Killed
-        found = whole(*arguments)
-        if len(calls) == number:
-            raise Killed
-        return found
-
-    patch.setattr(kind, name, die)
-    patch.setattr(moving.ShardMove, "_thaw", lambda *_: None)  # who is killed mends nothing
-
-
-def _rows_of(database: Database, shard: int) -> dict[str, list[str]]:
-    """All that belongs to a shard, as every database can hold it; but for numbers of rows."""
-    tables = shard_tables(Shard(shard))
-    found = {}
-    with database.reading() as connection:
-        for table in (*tables.all, *SHARED, tombstone):
-            query = sa.select(*(column for column in table.c if column.autoincrement is not True))
-            if table in SHARED:
-                query = query.where(table.c.shard == shard)
-            rows = connection.execute(query).all()
-            found[table.name] = sorted(str([without_nul(v) if isinstance(v, str) else v for v in row]) for row in rows)
-    return found
-
-
-@pytest.mark.parametrize("pair", PAIRS if LONG else PAIRS[1:3], indirect=True, ids=" to ".join)
-@pytest.mark.parametrize("ending", ["continued", "undone"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(("name", "number"), STEPS, ids=[f"{name} {number}" for name, number in STEPS])
-def test_one_that_is_killed_can_be_continued_or_undone(
-    pair: tuple[StoreUnderTest, str], name: str, number: int, after: bool, ending: str
-) -> None:
-    store, url = pair
-    numbers = _fill(store)
-    before = _rows_of(store.database, store.shard)
-    with pytest.MonkeyPatch.context() as patch:
-        _dying(patch, name, number, after)
-        with pytest.raises(Killed):
-            _moved(store, url)
-    target = Database(url, clock=store.clock)
-    shards = ShardMap(store.database, [store.database] * 32, [target])
-    check(shards)
-    if ending == "continued":
-        _moved(store, url)
-        check(shards)
-        assert shards.holder(store.shard) is target
-        assert _rows_of(target, store.shard) == before
-        confirm_moves(_configured(store, url), str(store.shard), str)
-    elif shards.holder(store.shard) is target:
-        with pytest.raises(CannotStart, match="moved already"):
-            undo_moves(_configured(store, url), str(store.shard), str)
-        _moved(store, url)
-    else:
-        with suppress(CannotStart):  # it may not have begun
-            undo_moves(_configured(store, url), str(store.shard), str)
-        assert _rows_of(store.database, store.shard) == before
-        store.perform(store.ack_of(numbers["waiting"]))
-        with target.reading() as connection:
-            assert not sa.inspect(connection).has_table(shard_tables(store.shard).message.name)
-    with store.database.reading() as connection:
-        names = sa.inspect(connection).get_table_names()
-    assert [each for each in names if each.startswith("tmc_change")] == []
-    target.close()
-
-
-def test_several_shards_move_one_after_another(pair: tuple[StoreUnderTest, str]) -> None:
-    store, url = pair
-    _fill(store)
-    config = _configured(store, url)
-    initialize(config)
-    target = Database(url)
-    move_shards(config, "4-6,9", place_of(target), str)
-    shards = ShardMap(store.database, [store.database] * 32, [target])
-    check(shards)
-    assert shards.shards_in(target) == [4, 5, 6, 9]
-    with pytest.raises(
-        CannotStart, match=r"Shard 5 is on its way to .*: finish that move, confirm it or undo it first"
-    ):
-        move_shards(config, "5", place_of(store.database), str)
-    confirm_moves(config, "4-6,9", str)
-    move_shards(config, "5", place_of(store.database), str)
-    check(shards)
-    assert shards.shards_in(target) == [4, 6, 9]
-    target.close()
-
-
-def test_two_commands_do_not_move_at_once(pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    store, url = pair
-    if store.database.dialect.has_one_writer or url.startswith("sqlite"):
-        said = "SQLite serves one server"
-    else:
-        said = "Another shard is being moved from or to"
-    whole: Any = vars(moving.ShardMove)["_copy"]
-
-    def beside(self: Any, *arguments: Any) -> None:
-        with pytest.raises(CannotStart, match=said):
-            move_shards(_configured(store, url), "6", place_of(Database(url)), str)
-        whole(self, *arguments)
-
-    monkeypatch.setattr(moving.ShardMove, "_copy", beside)
-    _moved(store, url)
-
-
-def test_what_changes_meanwhile_is_changed_there_too(
+def test_a_copy_that_was_cut_short_is_done_over_again(
     pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, url = pair
-    numbers = _fill(store)
-    changes: list[Any] = [
-        lambda: store.perform(store.ack_of(numbers["waiting"])),
-        lambda: store.perform(store.submit_of(numbers["prepared"])),
-        lambda: store.perform(store.reactivate_of(numbers["failed"])),
-        lambda: store.perform(store.decide_attempt(store.a_prepare(), commit=False)),
-        lambda: store.perform(*(store.a_prepare(publish=True) for _ in range(700))),
-    ]
-    for name in ("_copy", "_compare", "_follow", "_drain", "_note"):
-        method: Any = vars(moving.ShardMove)[name]
+    _fill(store)
+    whole = moving.InsertRows.run
+    runs: list[int] = []
 
-        def beside(self: Any, *arguments: Any, whole: Any = method) -> Any:
-            if changes:
-                changes.pop()()
-            return whole(self, *arguments)
+    def cut(self: Any, *arguments: Any) -> None:
+        runs.append(1)
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        whole(self, *arguments)
 
-        monkeypatch.setattr(moving.ShardMove, name, beside)
-    expected: list[dict[str, list[str]]] = []
-    freeze: Any = vars(moving.ShardMove)["_freeze_and_switch"]
+    monkeypatch.setattr(moving.InsertRows, "run", cut)
+    with pytest.raises(KeyboardInterrupt):
+        _copied(store, url)
+    assert _copied(store, url)[0].startswith(f"Shard {store.shard}: 1104 messages")
+    with pytest.raises(CannotStart, match="nothing is copied"):
+        _copied(store, url)
 
-    def freezing(self: Any, *arguments: Any) -> None:
-        store.perform(store.a_prepare(publish=True))
-        expected.append(_rows_of(store.database, store.shard))
-        freeze(self, *arguments)
 
-    monkeypatch.setattr(moving.ShardMove, "_freeze_and_switch", freezing)
-    _moved(store, url)
+def test_there_and_back(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    number = _fill(store)["waiting"]
+    _copied(store, url)
     target = Database(url)
-    assert not changes
-    assert _rows_of(target, store.shard) == expected[0]
+    with target.transaction() as connection:
+        connection.execute(shard_tables(store.shard).message.update().values(check_answer="changed there"))
+    target.close()
+    catalog = store.database.url.render_as_string(hide_password=False)
+    store.database.close()
+    initialize(Config.model_validate({"store": {"catalog": catalog}}), copy_from=url)
+    with store.database.reading() as connection:
+        query = sa.select(shard_tables(store.shard).message.c.check_answer).filter_by(id=number)
+        assert connection.execute(query).scalar_one() == "changed there"
+    assert _copied(store, url)[0].startswith(f"Shard {store.shard}: 1104 messages")
+
+
+def _all_rows(url: str) -> dict[str, list[Any]]:
+    database = Database(url)
+    with database.reading() as connection:
+        names = set(sa.inspect(connection).get_table_names())
+        tables = [table for table in METADATA.sorted_tables if table.name in names]
+        rows = {table.name: sorted(map(str, connection.execute(sa.select(table)))) for table in tables}
+    database.close()
+    return rows
+
+
+def test_a_source_that_does_not_have_the_shards_is_refused_and_nothing_is_changed(
+    pair: tuple[StoreUnderTest, str], tmp_path: Path
+) -> None:
+    store, url = pair
+    _fill(store)
+    others = f"sqlite:///{tmp_path}/other.db"
+    initialize(Config.model_validate({"store": {"catalog": others}}))
+    other = Database(others)
+    row = {
+        "shard": store.shard,
+        "topic_no": 1,
+        "subscription_no": 1,
+        "message_id": 1,
+        "failed_ms": 1,
+        "fingerprint": "",
+    }
+    with other.transaction() as connection:
+        connection.execute(failed.insert().values(row))
+    other.close()
+    catalog = store.database.url.render_as_string(hide_password=False)
+    store.database.close()
+    sqlite3.connect(tmp_path / "empty.db").close()
+    before = _all_rows(others), _all_rows(catalog)
+    for source in (others, f"sqlite:///{tmp_path}/empty.db", url):
+        with pytest.raises(CannotStart, match=r"Shard 5 is in .*, not in .*: give the URL of the database that has"):
+            initialize(_configured(store, url), copy_from=source)
+    with pytest.raises(CannotStart, match="There is no SQLite file"):
+        initialize(_configured(store, url), copy_from=f"sqlite:///{tmp_path}/missing.db")
+    assert not (tmp_path / "missing.db").exists()
+    assert (_all_rows(others), _all_rows(catalog)) == before
+
+
+def test_a_target_of_another_center_is_refused(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    _fill(store)
+    initialize(Config.model_validate({"store": {"catalog": url}}))
+    before = _all_rows(url)
+    with pytest.raises(CannotStart, match="is of another center: give an empty one"):
+        _copied(store, url)
+    assert _all_rows(url) == before
+
+
+def test_a_server_that_ran_meanwhile_is_noticed(
+    pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It started and stopped while the shards were copied, as a supervisor's restart does."""
+    store, url = pair
+    _fill(store)
+    catalog = store.database.url.render_as_string(hide_password=False)
+    store.database.close()
+    whole = maintenance.copy_tombstones
+
+    def with_a_server(source: Database, target: Database) -> None:
+        whole(source, target)
+        with source.transaction() as connection:
+            connection.execute(node_slot.insert().values(slot=1, epoch=1, owner="tmc1", expires_ms=0, high_ms=0))
+
+    monkeypatch.setattr(maintenance, "copy_tombstones", with_a_server)
+    before = _all_rows(catalog)["tmc_shard_map"]
+    with pytest.raises(CannotStart, match="A server ran while the shards were copied"):
+        _copied(store, url)
+    assert _all_rows(catalog)["tmc_shard_map"] == before
+
+
+def test_a_row_that_is_lost_on_the_way_is_noticed(
+    pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, url = pair
+    _fill(store)
+    whole = moving.InsertRows.run
+    monkeypatch.setattr(
+        moving.InsertRows, "run", lambda self, connection, rows: whole(self, connection, rows[1:] or rows)
+    )
+    with pytest.raises(CannotStart, match=r"after the copy\. Repeat, with all servers stopped"):
+        _copied(store, url)
+
+
+def test_nothing_is_copied_beside_a_server(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    with store.database.transaction() as connection:
+        alive = {"name": "tmc1", "started_ms": 0, "expires_ms": 1 << 60, "incarnation": 7, "catalog_version": 1}
+        connection.execute(server.insert().values(**alive, stale_ms=0, silenced=0, drained=0, seen_ms=0))
+    with pytest.raises(CannotStart, match=r"Stop all servers before a shard is moved .*alive are tmc1"):
+        _copied(store, url)
+    target = Database(url)
+    with target.reading() as connection:
+        assert not sa.inspect(connection).has_table(shard_tables(store.shard).message.name)
+    target.close()
+
+
+@pytest.mark.parametrize("url", ["nonsense", "oracle://u:p@h/d"])
+def test_a_source_that_is_no_database_of_ours(tmp_path: Path, url: str) -> None:
+    config = Config.model_validate({"store": {"catalog": f"sqlite:///{tmp_path}/one.db"}})
+    with pytest.raises(CannotStart, match="No database of the center has such a URL"):
+        initialize(config, copy_from=url)
+
+
+def test_every_table_with_rows_of_a_shard_is_copied_or_said_to_stay() -> None:
+    by_shard = {table.name for table in DATABASE_TABLES if "shard" in table.c}
+    assert by_shard - {table.name for table in SHARED} == {"tmc_lease", "tmc_notice"}
+
+
+def test_the_catalog_says_where_it_is_then(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    _copied(store, url)
+    target = Database(url)
+    with store.database.reading() as connection:
+        found = {each.shard: each.identity for each in stored_map(connection)}
+    assert (found[store.shard], found[0]) == (identity_of(target), identity_of(store.database))
     target.close()
