@@ -125,8 +125,9 @@ class SqlBulkStore:
         total = BulkProgress()
         query = sa.select(bulk_progress).where(bulk_progress.c.job_id == job.number)
         for database in self._databases(job):
+            held = self._shards.shards_in(database)  # what a move left behind, or has copied already, is not counted
             with database.reading() as connection:
-                for row in connection.execute(query):
+                for row in connection.execute(query.where(bulk_progress.c.shard.in_(held))):
                     total += BulkProgress(
                         done=row.done, unchanged=row.unchanged, refused=row.refused, finished=int(row.finished > 0)
                     )

@@ -47,6 +47,8 @@ def copy_shard(source: Database, target: Database, shard: Shard) -> int:
     tables = shard_tables(shard)
     with target.transaction() as connection:
         METADATA.create_all(connection, tables=list(tables.all))
+        for index in (index for table in tables.all for index in table.indexes):
+            index.create(connection, checkfirst=True)  # an earlier copy may have been cut short in between
     for table in (tables.consumption, tables.attempt):
         _copy(source, target, table)
     for table in SHARED:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tests.support.store import StoreUnderTest, server_store
+from tests.support.store import StoreUnderTest, server_store, sqlite_store
 from tmc_common.headers import REPLAY_OF, REPLAY_TO
 from tmc_server.domain.bulk import BulkAction, BulkJob, BulkProgress, BulkState, ItemOutcome, Place, Selection
 from tmc_server.domain.catalog import NewApp, Subscription
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.fingerprint import fingerprint
 from tmc_server.domain.ids import MessageId
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.ports.bulk import NewBulkJob
@@ -29,7 +32,7 @@ from tmc_server.store.engines import ShardMap
 from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.selecting import BEFORE_ALL, page_of
-from tmc_server.store.tables import audit, bulk_item, failed, shard_tables
+from tmc_server.store.tables import audit, bulk_item, bulk_progress, failed, shard_tables
 from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
 
@@ -140,6 +143,24 @@ def test_what_failed_is_reactivated_with_a_fresh_budget_and_an_outcome_each(bulk
     assert sum(bulk.slept) == pytest.approx(450 / 2_000)
     noted = actions(store)
     assert (noted["start bulk job"], noted["reactivate consumption"]) == (1, 0)
+
+
+def test_progress_that_a_move_left_behind_is_not_counted(bulk: Bulk, tmp_path: Path) -> None:
+    store = bulk.store
+    (tmp_path / "other").mkdir()
+    other = sqlite_store(tmp_path / "other")  # it had the shard before, and has another one of the job
+    held = [other.database if shard == 20 else store.database for shard in range(32)]
+    bulk.desk = SqlBulkStore(ShardMap(store.database, held))
+    place = Place(shard=store.shard, topic=store.topic.number, subscription=store.subscription.number)
+    elsewhere = replace(place, shard=Shard(20))
+    job = bulk.start(BulkAction.REACTIVATE, places=(place, elsewhere))
+    row = {"job_id": job.number, "subscription_no": 1, "message_id": 0, "done": 3, "unchanged": 0, "refused": 0}
+    for database in (store.database, other.database):
+        with database.transaction() as connection:
+            connection.execute(bulk_progress.insert().values(**row, shard=store.shard, finished=1, updated_ms=0))
+    assert bulk.desk.progress(job) == BulkProgress(done=3, finished=1)
+    assert not bulk.desk.finish(job)
+    other.close()
 
 
 def test_what_waits_is_delivered_now_and_what_is_under_way_is_not(bulk: Bulk) -> None:

@@ -23,7 +23,17 @@ from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.moving import SHARED
 from tmc_server.store.shard_map import identity_of, stored_map
-from tmc_server.store.tables import DATABASE_TABLES, METADATA, alert, failed, node_slot, server, shard_tables
+from tmc_server.store.tables import (
+    CATALOG_TABLES,
+    DATABASE_TABLES,
+    METADATA,
+    alert,
+    failed,
+    meta,
+    node_slot,
+    server,
+    shard_tables,
+)
 
 PAIRS = [("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postgresql"), ("mariadb", "sqlite")]
 
@@ -137,6 +147,25 @@ def test_a_copy_that_was_cut_short_is_done_over_again(
     assert _copied(store, url)[0].startswith(f"Shard {store.shard}: 1104 messages")
     with pytest.raises(CannotStart, match="nothing is copied"):
         _copied(store, url)
+
+
+def test_a_target_whose_indexes_an_earlier_copy_did_not_make_gets_them(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    tables = shard_tables(store.shard)
+    target = Database(url)
+    migrate(ShardMap(target, [target] * 32))
+    with target.transaction() as connection:
+        for table in (meta, *(each for each in CATALOG_TABLES if each not in DATABASE_TABLES)):
+            table.drop(connection, checkfirst=True)
+        for table in tables.all:
+            for index in table.indexes:
+                index.drop(connection)
+    _copied(store, url)
+    with target.reading() as connection:
+        look = sa.inspect(connection)
+        made = {index["name"] for table in tables.all for index in look.get_indexes(table.name)}
+    assert made >= {index.name for table in tables.all for index in table.indexes}
+    target.close()
 
 
 def test_there_and_back(pair: tuple[StoreUnderTest, str]) -> None:
