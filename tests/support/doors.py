@@ -248,9 +248,8 @@ class RabbitDoor:
         )
 
         def is_stored() -> bool:
-            with suppress(
-                pika.exceptions.NackError
-            ):  # the broker did not store it, as while a queue is made: send it again
+            # The broker refuses what it cannot store, as while a queue is made: a publisher sends it again.
+            with suppress(pika.exceptions.NackError):
                 self.channel.basic_publish(self._exchange, self._key, step.body, properties, mandatory=True)
                 return True
             return False

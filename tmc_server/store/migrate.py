@@ -6,6 +6,7 @@ by revision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def migrate(shards: ShardMap) -> None:
             if _revision(connection) != head_revision():
                 _upgrade(connection, shards, database)
             if shards.shards_in(database):  # a catalog of its own may have got its first shard
-                METADATA.create_all(connection, tables=list(DATABASE_TABLES))
+                create_missing(connection, DATABASE_TABLES)
             if database is shards.catalog:
                 _first_version(connection)
             shard_map.identify(connection, SERVES_FROM)
@@ -117,8 +118,13 @@ def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> 
                 f"{table.name} lacks {', '.join(sorted(lacking))}, and {VERSION_TABLE}, which says what to upgrade, is "
                 "missing or empty: restore it from a backup, or drop these tables if nothing was stored yet."
             )
-    METADATA.create_all(connection, tables=list(dict.fromkeys(tables)))
-    for index in (index for table in existing for index in table.indexes):
+    create_missing(connection, list(dict.fromkeys(tables)))
+
+
+def create_missing(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
+    """Create what is missing of these tables and their indexes: a creation may have been cut short in between."""
+    METADATA.create_all(connection, tables=tables)
+    for index in (index for table in tables for index in table.indexes):
         index.create(connection, checkfirst=True)
 
 

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from tmc_server.domain.numbers import Shard
 from tmc_server.store.dialects.postgresql import without_nul
 from tmc_server.store.engines import Database
+from tmc_server.store.migrate import create_missing
 from tmc_server.store.sql import InsertRows
 from tmc_server.store.tables import (
-    METADATA,
     alert,
     bulk_item,
     bulk_progress,
@@ -46,9 +46,7 @@ def copy_shard(source: Database, target: Database, shard: Shard) -> int:
     """Copy what belongs to this shard. Returns: how many messages. Raises CopyDiffers, StoreUnavailable."""
     tables = shard_tables(shard)
     with target.transaction() as connection:
-        METADATA.create_all(connection, tables=list(tables.all))
-        for index in (index for table in tables.all for index in table.indexes):
-            index.create(connection, checkfirst=True)  # an earlier copy may have been cut short in between
+        create_missing(connection, tables.all)
     for table in (tables.consumption, tables.attempt):
         _copy(source, target, table)
     for table in SHARED:

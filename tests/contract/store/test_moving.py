@@ -29,7 +29,6 @@ from tmc_server.store.tables import (
     METADATA,
     alert,
     failed,
-    meta,
     node_slot,
     server,
     shard_tables,
@@ -155,7 +154,7 @@ def test_a_target_whose_indexes_an_earlier_copy_did_not_make_gets_them(pair: tup
     target = Database(url)
     migrate(ShardMap(target, [target] * 32))
     with target.transaction() as connection:
-        for table in (meta, *(each for each in CATALOG_TABLES if each not in DATABASE_TABLES)):
+        for table in (each for each in CATALOG_TABLES if each not in DATABASE_TABLES):
             table.drop(connection, checkfirst=True)
         for table in tables.all:
             for index in table.indexes:
