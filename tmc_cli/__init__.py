@@ -29,6 +29,7 @@ COMMANDS = {
     "serve": Command("tmc_cli.serving:serve_app", "server", "Run a server. Prepare its database first with init."),
     "dev": Command("tmc_cli.serving:dev_app", "server", "Run a complete center in one process, for development."),
     "init": Command("tmc_cli.databases:init_app", "server", "Create or upgrade the tables; safe to repeat."),
+    "move-shard": Command("tmc_cli.databases:move_app", "server", "Move shards to another database while servers run."),
     "doctor": Command("tmc_cli.databases:doctor_app", "server", "Check that the databases are configured safely."),
     "consume": Command("tmc_cli.consuming:run", "", "Run a consumer."),
     "outbox": Command("tmc_cli.outbox:run", "outbox", "Send what is in an outbox; see and repair what is not sent."),

@@ -142,15 +142,29 @@ class CenterTables:
         slice_rows: int = SLICE,
     ) -> None:
         self._spark = spark
-        self._databases = databases
+        self._configured = databases
         self._fetch = fetch
         self._opening = opening
         self._slice = slice_rows
         self._fetch_bodies = rows_at_a_time(fetch, body_bytes)
 
+    @cached_property
+    def _databases(self) -> StoreDatabases:
+        """The databases by shard as the catalog has them: shards move while servers run. Raises CannotRun."""
+        catalog, known = self._configured.catalog, [*self._configured.each, *self._configured.spare]
+        identities = {self._identity(place): place for place in {place.url: place for place in known}.values()}
+        rows = self._rows(catalog, "(SELECT shard, identity FROM tmc_shard_map) q", "shard INT, identity STRING")
+        holders = {row.shard: identities[row.identity] for row in rows if row.identity in identities}
+        away = [shard for shard in range(SHARDS) if shard not in holders]
+        if away:
+            raise CannotRun(
+                f"Shards {', '.join(map(str, away))} are in a database that [store] does not name: add its URL to [store] spare."
+            )
+        return StoreDatabases(catalog, [holders[shard] for shard in range(SHARDS)])
+
     def check(self) -> None:
         """Check the databases before reading. Raises CannotRun: wrong schema, or the driver returns column names."""
-        for place in self._databases.each:
+        for place in self._configured.each:
             (row,) = self._rows(place, "(SELECT version_num FROM tmc_schema_version) q", "version_num STRING")
             if row.version_num == "version_num":
                 raise CannotRun(
@@ -233,7 +247,11 @@ class CenterTables:
     @cached_property
     def identity(self) -> str:
         """The catalog's own random text, whatever its address: it says which center this is."""
-        rows = self._rows(self._databases.catalog, "(SELECT identity FROM tmc_database) q", "identity STRING")
+        return self._identity(self._configured.catalog)
+
+    def _identity(self, place: Database) -> str:
+        """The random text of a database; "" if it has none."""
+        rows = self._rows(place, "(SELECT identity FROM tmc_database) q", "identity STRING")
         return str(rows[0].identity) if rows else ""
 
     def removing(self) -> set[str]:
@@ -338,10 +356,11 @@ class CenterTables:
 
 @dataclass(frozen=True)
 class StoreDatabases:
-    """Which database holds the catalog and which holds each shard."""
+    """Which database holds the catalog and which holds each shard. spare: further ones, to which shards may have moved."""
 
     catalog: Database
     shards: Sequence[Database]
+    spare: Sequence[Database] = ()
 
     @property
     def each(self) -> list[Database]:
@@ -356,7 +375,7 @@ def databases_of(store: StoreConfig) -> StoreDatabases:
     for part in store.shards:
         place = database(part.url.get_secret_value())
         shards[part.first : part.last + 1] = [place] * (part.last + 1 - part.first)
-    return StoreDatabases(catalog, shards)
+    return StoreDatabases(catalog, shards, [database(url.get_secret_value()) for url in store.spare])
 
 
 def in_range(shard: int, among: MessageRange) -> str:

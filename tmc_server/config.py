@@ -159,7 +159,10 @@ class StoreConfig(Section):
 
     catalog: DatabaseUrl = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
     shards: tuple[ShardRange, ...] = Field(
-        (), description="ranges of shards by URL; empty: all shards in the catalog's database"
+        (), description="ranges of shards by URL, where they are put at first; empty: all in the catalog's database"
+    )
+    spare: tuple[DatabaseUrl, ...] = Field(
+        (), description="URLs of further databases, to which shards are moved with tmc move-shard"
     )
     change_delay_ms: int = Field(
         5000, ge=1500, le=60_000, description="maximum age of the cached catalog that submits may use"

@@ -257,6 +257,14 @@ class Unavailable(Retryable):
 class StoreUnavailable(Unavailable):
     text = "The database did not answer: repeat with the same ids, the outcome of this attempt is unknown."
     reason = "STORE_UNAVAILABLE"
+    lacks_table = False
+
+    @classmethod
+    def table_missing(cls) -> StoreUnavailable:
+        """Return what is raised where a table is not there: nothing of the transaction was done."""
+        made = cls("A table of this shard is missing: it is being moved, or the database is being restored. Repeat.")
+        made.lacks_table = True
+        return made
 
 
 class CatalogStale(Unavailable):

@@ -5,6 +5,7 @@ MISTAKES is a table of docs/mistakes.md; write the page with `python -m tests.ac
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -489,20 +490,33 @@ def test_a_missing_database_is_named_and_init_makes_it(database_server: MariaDB 
     assert _run("doctor", environment, tmp_path).returncode == 0
 
 
-def test_the_url_of_a_copy_is_looked_at_as_that_of_the_store(
-    database_server: MariaDB | PostgreSQL, tmp_path: Path
-) -> None:
-    """A secret on the command line would be in the list of processes: it may be in TMC_COPY_FROM."""
+def test_a_spare_database_is_looked_at_as_the_others_are(database_server: MariaDB | PostgreSQL, tmp_path: Path) -> None:
     url = sa.make_url(database_server.url("tmc_gone"))
     stranger = url.set(username="somebody", password=SECRET).render_as_string(hide_password=False)
-    said = {
-        stranger: "refuses the user 'somebody': check user, password and rights in the URL of --copy-from.",
-        url.render_as_string(hide_password=False): "There is no database 'tmc_gone'",
-        f"postgres://u:{SECRET}@h/d": "The URL of --copy-from is none of the center's: give postgresql://",
-    }
-    for address, sentence in said.items():
-        done = _run("init", {"TMC_STORE__CATALOG": f"sqlite:///{tmp_path}/c.db", "TMC_COPY_FROM": address}, tmp_path)
-        assert (done.returncode, sentence in done.stderr, SECRET in done.stderr) == (2, True, False), done.stderr
+    environment = {"TMC_STORE__CATALOG": f"sqlite:///{tmp_path}/c.db", "TMC_STORE__SPARE": json.dumps([stranger])}
+    done = _run("init", environment, tmp_path)
+    said = "refuses the user 'somebody': check user, password and rights in the URL of [store]."
+    assert (done.returncode, said in done.stderr, SECRET in done.stderr) == (2, True, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("7",), "give one of --to, --undo and --confirm"),
+        (("7", "--to", "x", "--undo"), "give one of --to, --undo and --confirm"),
+        (("32", "--to", "x"), "'32' is no shard, and no range of them: they are 0 to 31"),
+        (("a", "--undo"), "'a' is no shard"),
+        (("7", "--undo"), "Shard 7 is in c.db, and not on its way anywhere."),
+        (("7", "--confirm"), "Shard 7 is in c.db, and not on its way anywhere."),
+        (("7", "--to", "x"), "--to 'x' names 0 of the databases: give a part of one's address or identity. There are"),
+    ],
+)
+def test_a_move_that_makes_no_sense(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    environment = {"TMC_STORE__CATALOG": "sqlite:///c.db"}
+    assert _run("init", environment, tmp_path).returncode == 0
+    done = _run(" ".join(["move-shard", *arguments]), environment, tmp_path)
+    flowing = " ".join(done.stderr.replace("\u2502", " ").split())
+    assert (done.returncode, said in flowing) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("scheme", ["mariadb+mysqldb", "postgresql"])

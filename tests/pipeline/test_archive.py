@@ -26,8 +26,9 @@ from tmc_pipeline.archive.verify import Verifying
 from tmc_pipeline.center import CenterTables, MessageRange, databases_of, in_range, messages_of
 from tmc_pipeline.errors import AnotherRun, ArchiveDamaged, CannotRun, JobFailed
 from tmc_pipeline.files import HadoopFolder
+from tmc_server.app.moves import confirm_moves, move_shards
 from tmc_server.archives.folder import ArchiveFolder
-from tmc_server.config import StoreConfig
+from tmc_server.config import Config, StoreConfig
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.manifest import Manifest
@@ -446,13 +447,30 @@ class TestRetention:
         assert [run.run for run in lists.removals()] == [manifest.run]
         for url, shards in zip(jobs.center.urls, (range(16), range(16, 32)), strict=True):
             database = Database(url)
-            work = ClosedMessages(database, ShardLeases(database, list(shards), lambda: 1, lambda: [1], 1 << 40))
+            work = ClosedMessages(
+                database, ShardLeases(database, lambda shards=list(shards): shards, lambda: 1, lambda: [1], 1 << 40)
+            )
             for shard in shards:
                 work.remove(shard, lists.numbers(manifest.run, shard), manifest.before_ms)
             database.close()
         assert [row.message_key for row in jobs.center.rows("SELECT message_key FROM tmc_message_{nn}")] == ["k07-1"]
         assert jobs.archived().count() == 4 * 6
         assert jobs.run_archive().messages == 0
+
+    def test_a_shard_that_moved_is_archived_from_where_it_is(
+        self, spark: SparkSession, filled: Fill, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tmc_server.app.moves.examine", lambda *_: [])  # this server waits for no disk
+        jobs = Jobs(spark, filled(6), folder)
+        stored = _as_stored(jobs.center)
+        config = Config.model_validate({"store": jobs.center.store})
+        move_shards(config, "4", f"{jobs.center.prefix}_1", str)
+        assert jobs.run_archive().messages == 4 * 6
+        assert _as_archived(jobs) == stored
+        confirm_moves(config, "4", str)
+        move_shards(config, "4", f"{jobs.center.prefix}_0", str)  # back, and the archive knows its messages
+        assert jobs.run_archive().messages == 0
+        confirm_moves(config, "4", str)
 
 
 class TestDamage:
@@ -472,6 +490,8 @@ class TestDamage:
         """A backup or a mount that lacks `manifests`, of messages that the center has removed since."""
         jobs = Jobs(spark, filled(0), folder)
         with jobs.center.sql() as change:
+            own = "identity = (SELECT identity FROM tmc_database)"
+            change.exec_driver_sql(f"UPDATE tmc_shard_map SET identity = '{published.center.identity}' WHERE {own}")
             change.exec_driver_sql(f"UPDATE tmc_database SET identity = '{published.center.identity}'")
         run = published.archive.chain().manifests[0].run
         for path in folder.glob(f"archive/{gone}"):

@@ -146,7 +146,7 @@ class StoreUnderTest:
         self.due = SqlDueWork(self.writer, self.leases, self.watch)
         self.lines = SqlLineWork(self.writer, self.leases, self.watch)
         self.checks = SqlDueChecks(self.writer, self.leases, self.watch)
-        self.desk = SqlCheckStore([self.writer] * 32)
+        self.desk = SqlCheckStore(lambda _shard: self.writer)
         self.alerts = SqlAlertOutbox(database, self.shard, self.watch)
         self._numbers = itertools.count(1)
         self._handlers_begin = False
@@ -161,7 +161,7 @@ class StoreUnderTest:
 
     def new_leases(self, incarnation: int = INCARNATION, lease_ms: int = 1 << 50) -> ShardLeases:
         """Leases on the topic's shard, taken."""
-        leases = ShardLeases(self.database, [self.shard], lambda: incarnation, lambda: [incarnation], lease_ms)
+        leases = ShardLeases(self.database, lambda: [self.shard], lambda: incarnation, lambda: [incarnation], lease_ms)
         leases.run_once()
         return leases
 

@@ -53,6 +53,15 @@ class BulkOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BULK_OUTCOME_UNCHANGED: _ClassVar[BulkOutcome]
     BULK_OUTCOME_REFUSED: _ClassVar[BulkOutcome]
 
+class MoveStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MOVE_STEP_UNSPECIFIED: _ClassVar[MoveStep]
+    MOVE_STEP_UNDOING: _ClassVar[MoveStep]
+    MOVE_STEP_COPYING: _ClassVar[MoveStep]
+    MOVE_STEP_FOLLOWING: _ClassVar[MoveStep]
+    MOVE_STEP_FROZEN: _ClassVar[MoveStep]
+    MOVE_STEP_MOVED: _ClassVar[MoveStep]
+
 class ProposalState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PROPOSAL_STATE_UNSPECIFIED: _ClassVar[ProposalState]
@@ -88,6 +97,12 @@ BULK_OUTCOME_UNSPECIFIED: BulkOutcome
 BULK_OUTCOME_DONE: BulkOutcome
 BULK_OUTCOME_UNCHANGED: BulkOutcome
 BULK_OUTCOME_REFUSED: BulkOutcome
+MOVE_STEP_UNSPECIFIED: MoveStep
+MOVE_STEP_UNDOING: MoveStep
+MOVE_STEP_COPYING: MoveStep
+MOVE_STEP_FOLLOWING: MoveStep
+MOVE_STEP_FROZEN: MoveStep
+MOVE_STEP_MOVED: MoveStep
 PROPOSAL_STATE_UNSPECIFIED: ProposalState
 PROPOSAL_STATE_PENDING: ProposalState
 PROPOSAL_STATE_APPROVED: ProposalState
@@ -1600,14 +1615,34 @@ class GetShardMapResponse(_message.Message):
     def __init__(self, shards: _Optional[_Iterable[_Union[ShardPlace, _Mapping]]] = ...) -> None: ...
 
 class ShardPlace(_message.Message):
-    __slots__ = ("shard", "database", "address")
+    __slots__ = ("shard", "database", "address", "move")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     DATABASE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     database: str
     address: str
-    def __init__(self, shard: _Optional[int] = ..., database: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    move: ShardMove
+    def __init__(self, shard: _Optional[int] = ..., database: _Optional[str] = ..., address: _Optional[str] = ..., move: _Optional[_Union[ShardMove, _Mapping]] = ...) -> None: ...
+
+class ShardMove(_message.Message):
+    __slots__ = ("database", "address", "step", "copied_rows", "expected_rows", "started_ms", "updated_ms")
+    DATABASE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COPIED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_MS_FIELD_NUMBER: _ClassVar[int]
+    database: str
+    address: str
+    step: MoveStep
+    copied_rows: int
+    expected_rows: int
+    started_ms: int
+    updated_ms: int
+    def __init__(self, database: _Optional[str] = ..., address: _Optional[str] = ..., step: _Optional[_Union[MoveStep, str]] = ..., copied_rows: _Optional[int] = ..., expected_rows: _Optional[int] = ..., started_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ...) -> None: ...
 
 class Server(_message.Message):
     __slots__ = ("name", "incarnation", "started_ms", "expires_ms", "alive", "shards", "catalog_version", "drained")

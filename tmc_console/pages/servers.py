@@ -16,7 +16,8 @@ async def page(view: View) -> Response:
     alive = [server for server in servers if server.alive]
     holder = {shard: (server, number % _COLORS) for number, server in enumerate(alive) for shard in server.shards}
     cells = [(shard, *holder.get(shard, (None, 0)), place) for shard, place in _by_shard(places)]
-    return view.page("shards.html", servers=servers, cells=cells)
+    moving = [place for place in places if place.HasField("move")]
+    return view.page("shards.html", servers=servers, cells=cells, moving=moving)
 
 
 async def settings(view: View) -> Response:

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from tmc_common.extras import extra_of
 from tmc_server.config import Config
-from tmc_server.domain.numbers import Shard
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
 from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
-from tmc_server.store.migrate import RevisionLost, migrate
-from tmc_server.store.moving import CopyDiffers, copy_shard, copy_tombstones, forget
+from tmc_server.store.migrate import CannotMigrate, migrate
 from tmc_server.store.operators import OperatorStore
-from tmc_server.store.shard_map import (
-    HOW_TO_MOVE,
-    ShardsElsewhere,
-    accept,
-    as_ranges,
-    check,
-    differences,
-    identity_of,
-    known_map,
-    not_copied,
-    place_of,
-    refuse_others,
-    runs_of_servers,
-    to_copy,
-)
+from tmc_server.store.shard_map import ShardsElsewhere, as_ranges, check, known_map, refuse_others, settle
 
 _CLOCKS_APART_S = 300
 
@@ -76,7 +59,8 @@ def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] 
     by_shard = {
         shard: database(part.url.get_secret_value()) for part in ranges for shard in range(part.first, part.last + 1)
     }
-    return ShardMap(catalog, [by_shard.get(shard, catalog) for shard in range(32)])
+    spare = [database(url.get_secret_value()) for url in config.store.spare]
+    return ShardMap(catalog, [by_shard.get(shard, catalog) for shard in range(32)], spare)
 
 
 def _opened(url: str, **options: Any) -> Database:
@@ -89,84 +73,24 @@ def _opened(url: str, **options: Any) -> Database:
         raise CannotStart(f"No database of the center has such a URL: {exc}") from exc
 
 
-def initialize(
-    config: Config,
-    new_token: bool = False,
-    accept_shard_map: bool = False,
-    copy_from: str = "",
-    say: Callable[[str], None] = lambda _text: None,
-) -> str | None:
-    """Create or upgrade the schema. Returns: the admin token, the first time or when asked for. Raises CannotStart.
-
-    accept_shard_map: shards were moved and their tables copied; the catalog takes this configuration's map.
-    copy_from: URL of a database with shards that this configuration puts elsewhere: they are copied first.
-    say: tells what was copied.
-    """
+def initialize(config: Config, new_token: bool = False) -> str | None:
+    """Create or upgrade the schema. Returns: the admin token, the first time or when asked for. Raises CannotStart."""
     shards = open_shards(config, patient=True)
     try:
         if shards.catalog.dialect.has_one_writer:
             shards.catalog.hold_exclusively()
-        _before_migration(shards, accept_shard_map or bool(copy_from), copied=not copy_from)
-        with _source_of(shards, copy_from) if copy_from else nullcontext() as source:
-            migrate(shards)
-            if source is not None:
-                _move(shards, *source, say)
-            elif accept_shard_map and differences(shards):
-                accept(shards)
+        settle(shards, some_are_made=True)
+        with suppress(StoreUnavailable):  # a database that is not there yet is made by the migration, and holds nothing
+            refuse_others(shards)
+        migrate(shards)
         check(shards)
         return OperatorStore(shards.catalog, 0).make_first(replace=new_token)
     except (StoreUnavailable, SQLAlchemyError) as exc:
         raise CannotStart(said_by_database(exc)) from exc
-    except (TmcError, DatabaseTaken, RevisionLost, ShardsElsewhere, CopyDiffers) as exc:
+    except (TmcError, DatabaseTaken, CannotMigrate, ShardsElsewhere) as exc:
         raise CannotStart(str(exc)) from exc
     finally:
         shards.close()
-
-
-@contextmanager
-def _source_of(shards: ShardMap, copy_from: str) -> Iterator[tuple[Database, Sequence[Shard]]]:
-    """The database that has what is moved, and which shards that are. Nothing was changed if this raises."""
-    opened = _opened(copy_from, patient=True)
-    path = opened.url.database
-    if opened.dialect.has_one_writer and not Path(str(path)).exists():  # looking into it would make it
-        raise CannotStart(f"There is no SQLite file {path}: check the URL of --copy-from.")
-    try:
-        identity = identity_of(opened)
-        source = next((each for each in shards.databases if identity and identity_of(each) == identity), opened)
-        yield source, to_copy(shards, source)
-    finally:
-        opened.close()
-
-
-def _move(shards: ShardMap, source: Database, moved: Sequence[Shard], say: Callable[[str], None]) -> None:
-    """Copy shards, have the catalog say where they are now, then forget them where they were."""
-    runs = runs_of_servers(shards)
-    for shard in moved:
-        target = shards.shards[shard]
-        if copied := copy_shard(source, target, shard):
-            say(f"Shard {shard}: {copied} messages are in {place_of(target)}, compared row by row.")
-    for target in {shards.shards[shard] for shard in moved}:
-        copy_tombstones(source, target)
-    accept(shards, runs)
-    forget(source, moved)
-    say(f"Shard {as_ranges(moved)} is moved, and the catalog knows it: start the servers.")
-
-
-def _before_migration(shards: ShardMap, accept_shard_map: bool, copied: bool) -> None:
-    """Refuse to make empty tables for shards that are elsewhere, or that were not copied."""
-    try:
-        refuse_others(shards)
-        moved = differences(shards)
-    except StoreUnavailable:  # a database that is not there yet is made by the migration, and holds nothing
-        return
-    if moved and not accept_shard_map:
-        raise ShardsElsewhere(" ".join([*moved, HOW_TO_MOVE]))
-    missing = not_copied(shards) if moved and copied else []
-    if missing:
-        raise ShardsElsewhere(
-            f"Shard {as_ranges(missing)} has no tables where this configuration puts it: copy them first."
-            " docs/operating.md, Moving a shard."
-        )
 
 
 def diagnose(config: Config) -> tuple[list[str], bool]:
@@ -174,6 +98,8 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
     shards = open_shards(config)
     lines: list[str] = []
     well = True
+    with suppress(StoreUnavailable, ShardsElsewhere):  # said below
+        settle(shards)
     need = BATCH_BYTES + config.limits.body_bytes
     for database in shards.databases:
         lines.append(f"{database!r}, shards {as_ranges(shards.shards_in(database)) or 'none'}")

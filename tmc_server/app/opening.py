@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tmc_common.eventlog import EventLog
 from tmc_server.app.maintenance import CannotStart
 from tmc_server.config import Config
-from tmc_server.domain.numbers import Shard
 from tmc_server.errors import Retryable
 from tmc_server.store.activation import CatalogActivation
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
-from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.engines import ShardMap
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import migrate
@@ -28,21 +26,15 @@ log = EventLog("tmc.app")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenStore:
-    """places: identity of the database by shard.  is_alone: no other server may use these databases."""
+    """is_alone: no other server may use these databases."""
 
     shards: ShardMap
-    places: Mapping[Shard, str]
     catalog: CatalogStore
     nodes: NodeSlots
     watch: CatalogWatch
     activation: CatalogActivation
     lease_ms: int
     is_alone: bool
-
-    @property
-    def shard_databases(self) -> list[Database]:
-        """Return those that hold shards; the catalog's may hold none."""
-        return [database for database in self.shards.databases if self.shards.shards_in(database)]
 
     def release_slot(self, clean: bool) -> None:
         """The next start need not wait for the lease to run out."""
@@ -63,7 +55,7 @@ def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack)
     if is_open:
         migrate(shards)
     _demand_safe_settings(config, shards)
-    places = check(shards)
+    check(shards)
     delay_ms = 0 if is_open else config.store.change_delay_ms
     catalog = CatalogStore(shards.catalog, delay_ms)
     lease_ms = round(config.server.lease_seconds * 1000)
@@ -72,7 +64,6 @@ def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack)
     watch = CatalogWatch(catalog, nodes.run, nodes.acknowledge)
     store = OpenStore(
         shards=shards,
-        places=places,
         catalog=catalog,
         nodes=nodes,
         watch=watch,

@@ -41,23 +41,6 @@ def require_databases(config: Config, created: bool = False) -> None:
         raise CannotStart(str(exc)) from exc
 
 
-def require_database(text: str, setting: str) -> None:
-    """Raises CannotStart unless the database of this URL answers. setting: where the URL stands."""
-    try:
-        url = url_of(text)
-        if url.get_backend_name() == "sqlite":
-            _look_at_file(url)
-        else:
-            _connect(url, created=False, setting=setting)
-    except DatabaseAway as exc:
-        raise CannotStart(str(exc)) from exc
-    except (sa.exc.ArgumentError, ValueError):  # their texts quote the URL
-        raise CannotStart(
-            f"The URL of {setting} is none of the center's: give postgresql://user:password@host:5432/database, "
-            "mariadb+mysqldb://user:password@host:3306/database or sqlite:///file."
-        ) from None
-
-
 def wait_for_databases(config: Config, pause: Callable[[float], bool] | None = None) -> bool:
     """Wait until every database answers, and say so at once, then every 30 seconds.
 
@@ -120,7 +103,7 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
 
 def _look(config: Config, created: bool) -> None:
     """Raises DatabaseAway, CannotStart."""
-    urls = [config.store.catalog, *(part.url for part in config.store.shards)]
+    urls = [config.store.catalog, *(part.url for part in config.store.shards), *config.store.spare]
     for text in dict.fromkeys(secret.get_secret_value() for secret in urls):
         url = url_of(text)
         if url.get_backend_name() == "sqlite":

@@ -24,7 +24,7 @@ from tmc_server.app.wiring import Wiring, wire
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken
-from tmc_server.store.migrate import RevisionLost
+from tmc_server.store.migrate import CannotMigrate
 from tmc_server.store.shard_map import ShardsElsewhere
 from tmc_server.telemetry import MetricsEndpoint
 
@@ -86,7 +86,7 @@ class Server:
             raise CannotStartYet(said_by_database(exc)) from exc
         except sa.exc.SQLAlchemyError as exc:
             raise CannotStart(said_by_database(exc)) from exc
-        except (TmcError, DatabaseTaken, RevisionLost, ShardsElsewhere, OSError) as exc:
+        except (TmcError, DatabaseTaken, CannotMigrate, ShardsElsewhere, OSError) as exc:
             raise CannotStart(str(exc)) from exc
         log.info("server_started", "serving on port %d as node %s", server.port, store.nodes.lease)
         listens = [each for each in (config.server.listen, config.http.listen) if each]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tmc_common.eventlog import EventLog
 from tmc_server.app.outlets import Outlets
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.numbers import Shard, SubscriptionNumber
+from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.reading import AuditTrail
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.rescuing import Rescuing
@@ -16,9 +16,10 @@ from tmc_server.metrics import METRICS
 from tmc_server.rpc.authentication import FailedLogin, FailedLogins
 from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.dialects.contract import DatabaseTaken
-from tmc_server.store.engines import Database
+from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.nodes import NodeSlots
+from tmc_server.store.shard_map import as_ranges
 
 log = EventLog("tmc.app")
 
@@ -100,13 +101,13 @@ class CatalogFollowing:
         self,
         watch: CatalogWatch,
         outlets: Outlets,
-        places: Mapping[Shard, str],
+        shards: ShardMap,
         die: Callable[[], None],
         finish: Callable[[frozenset[SubscriptionNumber]], None],
     ) -> None:
         self._watch = watch
         self._outlets = outlets
-        self._places = places
+        self._shards = shards
         self._die = die
         self._finish = finish
         self._followed = 0  # version of the catalog
@@ -120,9 +121,11 @@ class CatalogFollowing:
     def _follow(self, catalog: Catalog) -> None:
         self._followed = catalog.version
         self._outlets.catalog_changed()
-        if catalog.shard_map != self._places:
+        if unknown := self._shards.follow(catalog.version, catalog.shard_map):
             log.critical(
-                "shard_map_changed", "the shard map was changed: this server's configuration puts shards elsewhere"
+                "shard_map_changed",
+                "shard %s is in a database that this server's configuration does not know: add it to [store]",
+                as_ranges(unknown),
             )
             self._die()
         if catalog.superseded:

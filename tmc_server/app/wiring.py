@@ -26,7 +26,7 @@ from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
-from tmc_server.domain.ports.alerts import AlertSink
+from tmc_server.domain.ports.alerts import AlertSink, EpisodeStore
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.ports.reading import AuditTrail, TrafficReader
 from tmc_server.domain.proposals import ApprovalRules
@@ -94,7 +94,7 @@ from tmc_server.store.replays import SqlReplays
 from tmc_server.store.retention import ClosedMessages
 from tmc_server.store.scanning import DueIndex, earliest_check, earliest_delivery
 from tmc_server.store.searching import SqlKeySearch
-from tmc_server.store.shard_map import identity_of, place_of
+from tmc_server.store.shard_map import Following, identity_of, place_of
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
 from tmc_server.submission.intake import Desk
@@ -165,8 +165,8 @@ def wire(
     """
     redelivery, asking = Wakeup(), Wakeup()
     outboxes = {
-        database: SqlAlertOutbox(database, store.shards.shards_in(database)[0], store.watch)
-        for database in store.shard_databases
+        database: SqlAlertOutbox(database, store.shards.number_of(database), store.watch)
+        for database in store.shards.homes
     }
     progress = SqlQueueProgress(store.shards.catalog, store.nodes.incarnation)
     outlets = Outlets(
@@ -197,7 +197,7 @@ def wire(
         )
         for part in parts
     ]
-    counting = Counting(store.watch, OpenCounts(store.shards.shards), outlets.unacked_near_limit)
+    counting = Counting(store.watch, OpenCounts(store.shards), outlets.unacked_near_limit)
     sso = SingleSignOn(config.oidc)
     seals = _seals(config, store)
     trail = SqlAuditTrail(store.shards.databases, seals)
@@ -212,7 +212,10 @@ def wire(
         writers=writers,
         lines={part.database: part.lines for part in parts},
         counts=[
-            (StandingCounts(part.database, part.leases, store.watch), store.shards.shards_in(part.database))
+            (
+                StandingCounts(part.database, part.leases, store.watch),
+                partial(store.shards.shards_in, part.database),
+            )
             for part in parts
         ],
         traffic=shared_traffic,
@@ -239,7 +242,7 @@ def wire(
         outlets.raise_topic_alert,
     )
     shard_keeping = _shard_keeping(config, store, parts, redelivery)
-    following = CatalogFollowing(store.watch, outlets, store.places, die, finish)
+    following = CatalogFollowing(store.watch, outlets, store.shards, die, finish)
     sinks = _sinks(config)
     beat_s = min(1.0, config.server.lease_seconds / 6)
     duties = [
@@ -344,7 +347,7 @@ def _serve(
     asking: Asking,
     writers: Mapping[Database, ShardWriter],
     lines: Mapping[Database, SqlLineWork],
-    counts: Sequence[tuple[StandingCounts, Sequence[Shard]]],
+    counts: Sequence[tuple[StandingCounts, Callable[[], Sequence[Shard]]]],
     traffic: TrafficReader,
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
@@ -355,6 +358,10 @@ def _serve(
 ) -> _Served:
     """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
     catalog, reader = store.watch, Reader(store.shards)
+
+    def writer_of(shard: Shard) -> ShardWriter:
+        return writers[store.shards.holder(shard)]
+
     first_use = _first_use(config, store) if mode.is_open else None
     rate = RateLimiter(config.limits.items_per_second)
     administering = Administering(
@@ -381,7 +388,7 @@ def _serve(
     by_hand = DecidingByHand(
         editor=store.catalog,
         catalog=catalog,
-        desk=SqlCheckStore([writers[database] for database in store.shards.shards]),
+        desk=SqlCheckStore(writer_of),
         reader=reader,
         asking=asking,
         change=administering.change,
@@ -391,11 +398,12 @@ def _serve(
         catalog=catalog,
         reader=reader,
         performer=commit,
-        lines=[lines[database] for database in store.shards.shards],
+        lines=lambda shard: lines[store.shards.holder(shard)],
         change=administering.change,
-        replaying=SqlReplays([writers[database] for database in store.shards.shards], store.nodes.ids),
+        replaying=SqlReplays(writer_of, store.nodes.ids),
     )
-    desks = [_desk(store, each) for each in store.shard_databases]
+    numbers = {store.shards.number_of(home): home for home in store.shards.homes}
+    desks: dict[int, EpisodeStore] = {number: SqlEpisodeStore(home, number) for number, home in numbers.items()}
     lookup = Lookup(catalog, reader)
     operators = OperatorStore(store.shards.catalog, store.catalog.change_delay_ms)
     servicers = {
@@ -416,7 +424,9 @@ def _serve(
             readings=Readings(
                 lookup=lookup,
                 browsing=Browsing(catalog, Lister(store.shards, lambda: catalog.current.topics), reader),
-                explaining=Explaining(catalog, lookup, reader, outlets.outlet.look_only, desks[0][0].open_detail),
+                explaining=Explaining(
+                    catalog, lookup, reader, outlets.outlet.look_only, next(iter(desks.values())).open_detail
+                ),
                 timelines=Timelines(catalog, lookup, reader),
                 overviewing=Overviewing(catalog, counts, traffic),
                 auditing=Auditing(trail),
@@ -454,16 +464,11 @@ def _http(
     return server
 
 
-def _desk(store: OpenStore, database: Database) -> tuple[SqlEpisodeStore, Sequence[Shard]]:
-    shards = store.shards.shards_in(database)
-    return SqlEpisodeStore(database, shards[0]), shards
-
-
 def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:
     database, nodes = writer.database, store.nodes
     leases = ShardLeases(
         database,
-        store.shards.shards_in(database),
+        partial(store.shards.shards_in, database),
         nodes.incarnation,
         lambda: [run.incarnation for run in nodes.alive if not run.drained],
         store.lease_ms,
@@ -481,9 +486,9 @@ def _group_commit(
     die: Callable[[], None],
 ) -> ShardedGroupCommit:
     limits = config.limits
-    databases = store.shards.databases
-    commits = [
-        GroupCommit(
+    whereabouts = Following(store.shards, store.watch)
+    commits = {
+        database: GroupCommit(
             writers[database],
             Limits(
                 lanes=1 if database.dialect.has_one_writer else limits.lanes,
@@ -492,10 +497,11 @@ def _group_commit(
             ),
             loop,
             die,
+            whereabouts,
         )
-        for database in databases
-    ]
-    return ShardedGroupCommit(commits, [databases.index(holder) for holder in store.shards.shards])
+        for database in store.shards.databases
+    }
+    return ShardedGroupCommit(commits, store.shards)
 
 
 def _first_use(config: Config, store: OpenStore) -> FirstUse:

@@ -6,7 +6,7 @@ server can submit with an older copy, see docs/decisions/0013-catalog-activation
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -196,7 +196,7 @@ class Subscription:
 class Catalog:
     """One consistent copy. version: grows with every change.  shard_map: identity of the database by shard.
 
-    silences: of alerts; some may be over.
+    moving: shards that are on their way to another database.  silences: of alerts; some may be over.
     """
 
     version: int = 0
@@ -204,6 +204,7 @@ class Catalog:
     topics: Mapping[int, Topic] = field(default_factory=dict)
     subscriptions: Mapping[SubscriptionNumber, Subscription] = field(default_factory=dict)
     shard_map: Mapping[Shard, str] = field(default_factory=dict)
+    moving: Collection[Shard] = ()
     silences: Sequence[Silence] = ()
 
     @cached_property

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from zlib import crc32
 
 from tmc_server.domain.numbers import Shard
 
 SHARDS = 32
+
+
+class MoveStep(IntEnum):
+    """How far a shard is on its way to another database."""
+
+    UNDOING = 1  # it stays where it is
+    COPYING = 2
+    FOLLOWING = 3  # what changes where it is, is changed there too
+    FROZEN = 4  # nobody can use it
+    MOVED = 5  # it is used there; where it was, its messages are kept
 
 
 def shard_of(table_index: int, spread: int, key: str) -> Shard:

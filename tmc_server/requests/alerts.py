@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tmc_server.domain.alerts import KINDS, Silence, silenced_until
@@ -41,14 +41,14 @@ class SilenceFilter:
 
 
 class Alerts:
-    """desks: of each database, with the shards that it holds.  change: stores a change of the catalog everywhere."""
+    """desks: of each database, by its number in ids.  change: stores a change of the catalog everywhere."""
 
     def __init__(
         self,
         catalog: CatalogSource,
         editor: CatalogEditor,
         reader: RowReader,
-        desks: Sequence[tuple[EpisodeStore, Sequence[Shard]]],
+        desks: Mapping[int, EpisodeStore],
         change: ChangeEverywhere,
     ) -> None:
         self._catalog = catalog
@@ -65,7 +65,7 @@ class Alerts:
         topics = self._catalog.current.topics
         found = [
             each
-            for desk, _ in self._desks
+            for desk in self._desks.values()
             for each in desk.episodes(not resolved, _MOST)
             if covers(topics[each.topic].name if each.topic in topics else "")
         ]
@@ -79,8 +79,7 @@ class Alerts:
         match = re.fullmatch(r"([0-9]{1,2})-([0-9]{1,18})", alert_id, re.ASCII)
         if match is None:
             raise InvalidField("alert_id", "be one that a notice or a list of alerts shows, such as 0-17")
-        shard, number = Shard(int(match[1])), int(match[2])
-        desk = next((desk for desk, shards in self._desks if shard in shards), None)
+        desk, number = self._desks.get(int(match[1])), int(match[2])
         found = await asyncio.to_thread(desk.acknowledge, actor, number, reason) if desk is not None else None
         if found is None:
             raise AlertUnknown

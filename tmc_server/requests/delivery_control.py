@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from tmc_server.domain.catalog import Subscription, Topic
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.numbers import OrderHash
+from tmc_server.domain.numbers import OrderHash, Shard
 from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, DeliverNow, Done, Reactivate, Stored
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere
@@ -25,7 +25,7 @@ _LINES = 500
 
 
 class DeliveryControl:
-    """change: runs a change of the catalog and makes this server's copy current.  lines: by shard."""
+    """change: runs a change of the catalog and makes this server's copy current.  lines: of a shard now."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class DeliveryControl:
         catalog: CatalogSource,
         reader: RowReader,
         performer: Performer,
-        lines: Sequence[LineWork],
+        lines: Callable[[Shard], LineWork],
         change: ChangeEverywhere,
         replaying: Replaying,
     ) -> None:
@@ -134,10 +134,10 @@ class DeliveryControl:
     def _repair(self, topic: Topic, subscription: Subscription, actor: str, subject: str, reason: str) -> Repaired:
         total = Repaired(after=None)
         for shard in shards_of(topic.table_index, topic.spread):
-            self._lines[shard].note(shard, actor, subject, reason)
+            self._lines(shard).note(shard, actor, subject, reason)
             after: OrderHash | None = FIRST_LINE
             while after is not None:
-                page = self._lines[shard].repair(shard, subscription.number, after, _LINES, wait=True)
+                page = self._lines(shard).repair(shard, subscription.number, after, _LINES, wait=True)
                 total, after = total + page, page.after
         return total
 

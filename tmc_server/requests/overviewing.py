@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tmc_server.domain.catalog import Catalog, Subscription, Topic
@@ -35,12 +35,12 @@ class DeliveryOverview:
 
 
 class Overviewing:
-    """readers: of each database, with the shards that it holds."""
+    """readers: of each database, with the shards that it holds now."""
 
     def __init__(
         self,
         catalog: CatalogSource,
-        readers: Sequence[tuple[StandingReader, Sequence[Shard]]],
+        readers: Sequence[tuple[StandingReader, Callable[[], Sequence[Shard]]]],
         traffic: TrafficReader,
     ) -> None:
         self._catalog = catalog
@@ -55,7 +55,7 @@ class Overviewing:
         catalog, now = self._catalog.current, 0
         totals: dict[tuple[int, SubscriptionNumber], Standing] = {}
         for reader, shards in self._readers:
-            now, found = reader.count(shards)
+            now, found = reader.count(shards())
             for standing in (each for standings in found.values() for each in standings):
                 key = (standing.topic, standing.subscription)
                 totals[key] = totals[key] + standing if key in totals else standing

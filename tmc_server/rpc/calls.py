@@ -31,7 +31,15 @@ from tmc_common.eventlog import EventLog
 from tmc_server.domain.catalog import App
 from tmc_server.domain.operators import Operator, Role
 from tmc_server.domain.rights import RIGHTS, Right
-from tmc_server.errors import CredentialsInvalid, InternalFault, MalformedRequest, RateLimited, ShuttingDown, TmcError
+from tmc_server.errors import (
+    CredentialsInvalid,
+    InternalFault,
+    MalformedRequest,
+    RateLimited,
+    ShuttingDown,
+    StoreUnavailable,
+    TmcError,
+)
 from tmc_server.metrics import METRICS
 from tmc_server.origin import LONGEST_ORIGIN, ORIGIN
 from tmc_server.requests.caller import Budget, Caller
@@ -47,6 +55,8 @@ from tmc_server.rpc.wire import check_fields
 log = EventLog("tmc.rpc")
 
 _REVOKED_LOOK_S = 0.5
+_MOVE_S = 5.0
+_MOVE_PAUSE_S = 0.1
 _LOOKS_AT_ONCE = 3  # of one operator, at what only shows something
 
 Identify = Callable[[Any], Any]
@@ -238,7 +248,7 @@ def unary_call(
         if role > Role.VIEWER:
             return await behavior(operator, request)
         async with edge.looks(operator):
-            return await behavior(operator, request)
+            return await _through_a_move(lambda: behavior(operator, request))
 
     async def serve(context: Context) -> Message:
         if right.role is None:
@@ -260,6 +270,18 @@ def unary_call(
         return None
 
     return _traced(name, call)
+
+
+async def _through_a_move(look: Callable[[], Awaitable[Message]]) -> Message:
+    """Repeat a look that meets a shard on its way to another database, which takes a second or two."""
+    until = time.monotonic() + _MOVE_S
+    while True:
+        try:
+            return await look()
+        except StoreUnavailable as exc:
+            if not exc.lacks_table or time.monotonic() > until:
+                raise
+        await asyncio.sleep(_MOVE_PAUSE_S)
 
 
 def _traced(name: str, call: Call) -> Call:

@@ -274,7 +274,8 @@ def server_to(view: ServerView) -> admin_pb2.Server:
 
 
 def shard_place_to(place: ShardPlace) -> admin_pb2.ShardPlace:
-    return admin_pb2.ShardPlace(shard=place.shard, database=place.identity, address=place.place)
+    move = filled(admin_pb2.ShardMove, place.move) if place.move is not None else None
+    return admin_pb2.ShardPlace(shard=place.shard, database=place.identity, address=place.place, move=move)
 
 
 def checks_to(topic: Topic, effective_ms: int) -> admin_pb2.TopicCheck:

@@ -61,6 +61,7 @@ class SqlBulkWork:
         return in_transaction(self._writer, shard, lambda tx: self._step(tx, job, limit))
 
     def _step(self, tx: Transaction, job: BulkJob, limit: int) -> BulkProgress:
+        tx.rows(tx.sql.fence)
         known = self._lock(tx, job)
         if known.finished:
             return BulkProgress()

@@ -19,6 +19,7 @@ from tmc_server.domain.catalog import App, Catalog, Forward, NewApp, NewTopic, S
 from tmc_server.domain.checks import CheckPolicy, CheckTarget
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.operators import KnownOperators
+from tmc_server.domain.placement import MoveStep
 from tmc_server.domain.ports.catalog import CheckChange, NewSilence, NewSubscription
 from tmc_server.errors import (
     AlertUnknown,
@@ -53,6 +54,7 @@ from tmc_server.store.tables import (
     meta,
     server,
     shard_map,
+    shard_move,
     silence,
     submit_queue,
     subscription,
@@ -455,6 +457,11 @@ class CatalogStore(CatalogChanges):
                     for row in connection.execute(sa.select(subscription))
                 },
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
+                moving=set(
+                    connection.execute(
+                        sa.select(shard_move.c.shard).where(shard_move.c.step < MoveStep.MOVED)
+                    ).scalars()
+                ),
                 silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],
             )
 

@@ -16,7 +16,7 @@ from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.claims import claim_due
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import ShardMap, repeated
 from tmc_server.store.journal import JournalRow, values_of
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import DueIndex, earliest_delivery
@@ -128,13 +128,13 @@ def _used_up(consumption: sa.Table, policy: RetryPolicy) -> sa.ColumnElement[boo
 class OpenCounts:
     """duties.counting.OpenCounter: counts in the tables, up to a limit."""
 
-    def __init__(self, databases: Sequence[Database]) -> None:
-        self._databases = databases  # by shard
+    def __init__(self, shards: ShardMap) -> None:
+        self._shards = shards
 
     def count(self, shards: Sequence[Shard], topic: int, limit: int) -> int:
         total = 0
         for shard in shards:
-            with self._databases[shard].reading() as connection:
+            with self._shards.holder(shard).reading() as connection:
                 found = connection.execute(statements_of(shard).count_open, {"topic": topic, "limit": limit - total})
                 total += int(found.scalar_one())
             if total >= limit:
@@ -145,7 +145,7 @@ class OpenCounts:
         total = 0
         for shard in shards:
             parameters = {"topic": subscription.topic, "subscription": subscription.number, "limit": limit - total}
-            with self._databases[shard].reading() as connection:
+            with self._shards.holder(shard).reading() as connection:
                 total += int(connection.execute(statements_of(shard).count_unacked, parameters).scalar_one())
             if total >= limit:
                 return limit

@@ -59,10 +59,10 @@ class SqlDueChecks:
 
 
 class SqlCheckStore:
-    """domain.ports.checks.CheckStore over all databases. writers: by shard."""
+    """domain.ports.checks.CheckStore over all databases. writer: that of a shard now."""
 
-    def __init__(self, writers: Sequence[ShardWriter]) -> None:
-        self._writers = writers
+    def __init__(self, writer: Callable[[Shard], ShardWriter]) -> None:
+        self._writer = writer
 
     def begin(self, actor: str, shard: Shard, number: MessageNumber, until_ms: int) -> Pending | None:
         def change(tx: Transaction) -> Pending | None:
@@ -71,7 +71,7 @@ class SqlCheckStore:
             tx.note(actor, "check now", f"message {number}", "")
             return pending_of(shard, tx.rows(tx.sql.asked_messages, ids=[number])[0])
 
-        return in_transaction(self._writers[shard], shard, change)
+        return in_transaction(self._writer(shard), shard, change)
 
     def begin_trial(self, actor: str, shard: Shard, number: MessageNumber, target: str) -> tuple[Pending, bool] | None:
         def change(tx: Transaction) -> tuple[Pending, bool] | None:
@@ -85,10 +85,10 @@ class SqlCheckStore:
                 tx.note(actor, "try check", f"message {number}", target)
             return found, may_run
 
-        return in_transaction(self._writers[shard], shard, change)
+        return in_transaction(self._writer(shard), shard, change)
 
     def record(self, shard: Shard, answers: Sequence[Checked]) -> Recorded:
-        return in_transaction(self._writers[shard], shard, lambda tx: record(tx, answers, tell_overdue=False))
+        return in_transaction(self._writer(shard), shard, lambda tx: record(tx, answers, tell_overdue=False))
 
     def reactivate(self, actor: str, shard: Shard, numbers: Sequence[MessageNumber], reason: str) -> int:
         def change(tx: Transaction) -> int:
@@ -101,7 +101,7 @@ class SqlCheckStore:
                 tx.note(actor, "reactivate check", subject, reason)
             return done
 
-        return in_transaction(self._writers[shard], shard, change)
+        return in_transaction(self._writer(shard), shard, change)
 
     def failed_checks(
         self, shards: Sequence[Shard], topic: int, from_ms: int, to_ms: int, limit: int
@@ -111,7 +111,7 @@ class SqlCheckStore:
         for shard in shards:
             if len(found) < limit:
                 sql = statements_of(shard)
-                with self._writers[shard].database.reading() as connection:
+                with self._writer(shard).database.reading() as connection:
                     rows = connection.execute(sql.failed_checks, {**which, "limit": limit - len(found)})
                     found += [(shard, row.id) for row in rows]
         return found
@@ -133,6 +133,6 @@ class SqlCheckStore:
                 tx.note(actor, f"decide {event.value.lower()}", f"message {number}", reason)
             return None
 
-        refused = in_transaction(self._writers[shard], shard, change)
+        refused = in_transaction(self._writer(shard), shard, change)
         if refused is not None:
             raise refused

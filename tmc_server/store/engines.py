@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -228,6 +227,8 @@ class Database:
                     raise RowWaited(str(exc.orig)) from exc
                 case Failure.CONFLICT:
                     raise StoreConflict(str(exc.orig)) from exc
+                case Failure.TABLE_MISSING:
+                    raise StoreUnavailable.table_missing() from exc
                 case Failure.UNAVAILABLE:
                     raise StoreUnavailable from exc
                 case Failure.FAULT:
@@ -266,24 +267,51 @@ def repeated(run: Callable[[], Result], tries: int = 5) -> Result:
     raise RowLocked from lost
 
 
-@dataclass(frozen=True)
 class ShardMap:
-    """Which database holds the catalog and which holds each of the 32 shards."""
+    """Which database holds the catalog and which holds each of the 32 shards: first as configured, then as the catalog says.
 
-    catalog: Database
-    shards: Sequence[Database]
+    spare: further databases, to which shards can be moved.  Thread-safe: `shards` is replaced as a whole.
+    """
 
-    def __post_init__(self) -> None:
-        if len(self.shards) != SHARDS:
-            raise ValueError(f"{len(self.shards)} shards are mapped, {SHARDS} are needed")
+    def __init__(self, catalog: Database, shards: Sequence[Database], spare: Sequence[Database] = ()) -> None:
+        if len(shards) != SHARDS:
+            raise ValueError(f"{len(shards)} shards are mapped, {SHARDS} are needed")
+        self.catalog = catalog
+        self.shards: Sequence[Database] = tuple(shards)
+        self.configured = self.shards
+        self.homes = list(dict.fromkeys([*shards, *spare]))
+        self.by_identity: dict[str, Database] = {}
+        self._followed = -1
+        self._following = threading.Lock()
 
     @property
     def databases(self) -> list[Database]:
-        """Return each database once."""
-        return list(dict.fromkeys([self.catalog, *self.shards]))
+        """Return each database once, also those that hold no shard now."""
+        return list(dict.fromkeys([self.catalog, *self.homes]))
 
     def shards_in(self, database: Database) -> list[Shard]:
         return [Shard(shard) for shard, holder in enumerate(self.shards) if holder is database]
+
+    def holder(self, shard: Shard) -> Database:
+        return self.shards[shard]
+
+    def follow(self, version: int, places: Mapping[Shard, str]) -> Sequence[Shard]:
+        """Use the shards where the catalog of this version says that they are, by the identities of databases.
+
+        Returns: those in a database that is not configured; then nothing changes.
+        """
+        unknown = [shard for shard, identity in places.items() if identity not in self.by_identity]
+        with self._following:
+            if places and not unknown and version >= self._followed:
+                self._followed = version
+                self.shards = tuple(self.by_identity[places[Shard(shard)]] for shard in range(SHARDS))
+        return unknown
+
+    def number_of(self, database: Database) -> Shard:
+        """Return a number for a home in ids that people see: its first shard as configured, or one behind all shards."""
+        if database in self.configured:
+            return Shard(self.configured.index(database))
+        return Shard(SHARDS + self.homes.index(database))
 
     def close(self) -> None:
         for database in self.databases:

@@ -13,6 +13,8 @@ transaction, and hand all answers to the loop in one call. A shard is worked on 
 - A lost connection leaves the outcome of the commit unknown; operations are idempotent, so the batch is run again on
   a new connection before any caller is answered.
 - Cancelling a caller is harmless: its operations still complete, and their answers are dropped.
+- A shard that is moved to another database is waited for while neither has it, by the lane that met with it; then what
+  waits for the shard is handed to the lanes of the other database, in its order.
 - A row locked by another transaction is skipped and retried shortly; the rest of the batch does not wait for it.
 """
 
@@ -23,9 +25,9 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -35,7 +37,7 @@ from tmc_server.domain.operations import Answer, Operation
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable, TmcError
 from tmc_server.metrics import METRICS
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.engines import RowWaited, StoreConflict
+from tmc_server.store.engines import Database, RowWaited, ShardMap, StoreConflict
 from tmc_server.store.fair_queue import FairQueue, LaneTime
 from tmc_server.store.outcomes import Outcome, Wait
 
@@ -46,6 +48,8 @@ _MANY = 5  # batches that wait
 _PARTS = 16  # of a batch: one that others may wait for is so much shorter
 _LOCKED_PAUSE_S = 0.02
 _LOCKED_TRIES = 100  # x the pause: about two seconds
+_FROZEN_PAUSE_S = 0.02
+_FROZEN_S = 10.0  # a move takes a second or two
 
 
 BATCH_BYTES = 4 << 20
@@ -102,13 +106,34 @@ class _Waiting:
         self.caller.answer(self.place, answer)
 
 
+class Whereabouts(Protocol):
+    """Says where a shard is."""
+
+    def look(self, shard: Shard) -> Database | None:
+        """Return the database that has it now, as the catalog says; None: it is on its way. Raises StoreUnavailable."""
+
+
 class GroupCommit:
-    """The lanes of one database. `on_death`: called on the loop when a lane thread ends by a fault of its own."""
+    """The lanes of one database.
+
+    on_death: called on the loop when a lane thread ends by a fault of its own.
+    whereabouts: None: shards stay where they are.  on_moved: called on the loop with what waited for a shard that went.
+    """
 
     def __init__(
-        self, writer: ShardWriter, limits: Limits, loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]
+        self,
+        writer: ShardWriter,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        on_death: Callable[[], None],
+        whereabouts: Whereabouts | None = None,
     ) -> None:
         self._writer = writer
+        self._whereabouts = whereabouts
+        self.on_moved: Callable[[Shard, Sequence[_Waiting]], None] = _nowhere
+        self._frozen: dict[
+            Shard, float
+        ] = {}  # until when to wait for it; only the lane that has a shard uses its entry
         self._limits = limits
         self._loop = loop
         self._on_death = on_death
@@ -158,7 +183,7 @@ class GroupCommit:
         caller = _Caller(self._loop.create_future(), len(operations))
         if not operations:
             caller.future.set_result([])
-        self._enqueue([_Waiting(operation, caller, place) for place, operation in enumerate(operations)])
+        self.enqueue([_Waiting(operation, caller, place) for place, operation in enumerate(operations)])
         return asyncio.shield(caller.future)
 
     def check(self, operations: Sequence[Operation]) -> None:
@@ -173,7 +198,15 @@ class GroupCommit:
             if queue is not None and not queue.has_room(app, len(operations)):
                 raise QueueFull
 
-    def _enqueue(self, entries: Sequence[_Waiting]) -> None:
+    def _surrender(self, shard: Shard) -> list[_Waiting]:
+        """Give up a shard, on the loop. Returns: what waits for it, in its order."""
+        with self._condition:
+            queue = self._queues.pop(shard, None)
+            self._busy.discard(shard)
+            return queue.waiting() if queue is not None else []
+
+    def enqueue(self, entries: Sequence[_Waiting]) -> None:
+        """Have operations run, on the loop. They are answered in any case."""
         if self._closed:
             for each in entries:
                 each.finish(ShuttingDown())
@@ -235,6 +268,8 @@ class GroupCommit:
         """The lane worked that long on these."""
         with self._condition:
             self._time.charge(done, seconds)
+            if any(each.outcome is Wait.MOVED for each in done):
+                return  # no lane takes the shard before the loop has given it up
             queue = self._queues[shard]
             if queue.count:
                 self._ready.append(shard)
@@ -253,6 +288,8 @@ class GroupCommit:
                 outcomes = self._writer.run(connection, shard, [each.operation for each in entries], buried)
                 for each, outcome in zip(entries, outcomes, strict=True):
                     each.outcome = outcome
+                if self._frozen:
+                    self._frozen.pop(shard, None)
                 return connection
             except RowWaited:
                 return self._one_by_one(connection, shard, entries)
@@ -262,6 +299,18 @@ class GroupCommit:
                     return self._by_halves(connection, shard, entries, RowLocked())
                 time.sleep(random.uniform(0.001, 0.01) * conflicts)
             except StoreUnavailable as exc:
+                holder = self._look(shard) if exc.lacks_table else self._writer.database
+                if holder is None:
+                    if self._may_wait(shard):
+                        time.sleep(_FROZEN_PAUSE_S)
+                        continue
+                    _answer(entries, exc)
+                    return connection
+                if holder is not self._writer.database:
+                    self._frozen.pop(shard, None)
+                    for each in entries:
+                        each.outcome = Wait.MOVED
+                    return connection
                 _discard(connection)
                 connection = None
                 lost += 1
@@ -278,6 +327,20 @@ class GroupCommit:
             except BaseException:  # the lane dies, and nobody else has this connection
                 _discard(connection)
                 raise
+
+    def _look(self, shard: Shard) -> Database | None:
+        """Return the database that has the shard; None: it is on its way, or nobody can say now."""
+        if self._whereabouts is None:
+            return self._writer.database
+        try:
+            return self._whereabouts.look(shard)
+        except (TmcError, StoreConflict, sa.exc.SQLAlchemyError):
+            return None
+
+    def _may_wait(self, shard: Shard) -> bool:
+        """Return whether to wait for a shard on its way: each is waited for once, since a move may have been given up."""
+        until = self._frozen.setdefault(shard, time.monotonic() + _FROZEN_S)
+        return time.monotonic() < until and not self._stopping
 
     def _by_halves(
         self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting], error: TmcError
@@ -304,20 +367,30 @@ class GroupCommit:
     def _hand_over(self, entries: Sequence[_Waiting]) -> None:
         """Give, on the loop, the answers to the callers that still wait."""
         buried: list[_Waiting] = []
+        moved: list[_Waiting] = []
         for each in entries:
             outcome = each.outcome
-            if outcome is Wait.BURIED:
+            if outcome is Wait.MOVED:
+                moved.append(each)
+            elif outcome is Wait.BURIED:
                 each.buried = True
                 buried.append(each)
             elif outcome is not Wait.LOCKED:
                 each.finish(outcome)
             elif each.tries < _LOCKED_TRIES:
                 each.tries += 1
-                self._loop.call_later(_LOCKED_PAUSE_S, self._enqueue, [each])
+                self._loop.call_later(_LOCKED_PAUSE_S, self.enqueue, [each])
             else:
                 each.finish(RowLocked())
         if buried:
-            self._enqueue(buried)
+            self.enqueue(buried)
+        if moved:
+            shard = moved[0].operation.shard
+            self.on_moved(shard, [*moved, *self._surrender(shard)])
+
+
+def _nowhere(_shard: Shard, entries: Sequence[_Waiting]) -> None:
+    _answer(entries, StoreUnavailable())
 
 
 def _answer(entries: Sequence[_Waiting], error: TmcError) -> None:
@@ -335,11 +408,24 @@ def _discard(connection: sa.Connection | None) -> None:
 
 
 class ShardedGroupCommit:
-    """The Performer over all databases: each has its own lanes, so a slow one holds up no other."""
+    """The Performer over all databases: each has its own lanes, so a slow one holds up no other.
 
-    def __init__(self, commits: Sequence[GroupCommit], of_shard: Sequence[int]) -> None:
-        self._commits = commits
-        self._of_shard = of_shard
+    commits: by database.  shards: where they are.
+    """
+
+    def __init__(self, commits: Mapping[Database, GroupCommit], shards: ShardMap) -> None:
+        self._commits = list(commits.values())
+        self._places = list(commits)
+        self._shards = shards
+        # On the loop only. It follows `shards` once the lanes of the old database have met with the change.
+        self._of_shard = [self._places.index(holder) for holder in shards.shards]
+        for commit in self._commits:
+            commit.on_moved = self._moved
+
+    def _moved(self, shard: Shard, waiting: Sequence[_Waiting]) -> None:
+        """Hand over what waited for a shard; what comes from now on is behind it."""
+        self._of_shard[shard] = self._places.index(self._shards.holder(shard))
+        self._commits[self._of_shard[shard]].enqueue(waiting)
 
     @property
     def waiting(self) -> int:

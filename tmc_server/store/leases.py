@@ -40,21 +40,22 @@ class ShardLease:
 class ShardLeases:
     """The leases of one server on the shards of one database.
 
-    identity: this server run, None while its heartbeat is over.
+    shards: those of the database now.  identity: this server run, None while its heartbeat is over.
     sharing: the runs with a heartbeat that are not drained. A run that is not among them frees what it holds.
     """
 
     def __init__(
         self,
         database: Database,
-        shards: Sequence[Shard],
+        shards: Callable[[], Sequence[Shard]],
         identity: Callable[[], int | None],
         sharing: Callable[[], Collection[int]],
         lease_ms: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
-        self._shards = shards
+        self._shards_now = shards
+        self._shards = shards()
         self._identity = identity
         self._sharing = sharing
         self._lease_ms = lease_ms
@@ -78,6 +79,7 @@ class ShardLeases:
     def run_once(self) -> bool:
         """Renew leases, release those above the fair share, take free ones. Returns: whether anything changed."""
         me = self._identity()
+        self._shards = self._shards_now()
         if me is None or self._releasing or not self._shards:
             self._held = {}
             return False

@@ -16,17 +16,18 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from tmc_server.domain.placement import MoveStep
 from tmc_server.store import shard_map
 from tmc_server.store.engines import Database, ShardMap
-from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, METADATA, database_identity, meta, shard_tables
+from tmc_server.store.tables import CATALOG_TABLES, DATABASE_TABLES, database_identity, meta, shard_move, shard_tables
 
 VERSION_TABLE = "tmc_schema_version"
 SERVES_FROM = "0001"
 """Programs of this revision and later work with the tables of this one: migrations only add, until this is raised."""
 
 
-class RevisionLost(Exception):
-    """A database has tables of an older revision, and does not say of which."""
+class CannotMigrate(Exception):
+    """The tables cannot be upgraded now; the text says why and what to do."""
 
 
 def _config() -> Config:
@@ -68,7 +69,7 @@ def _revision(connection: sa.Connection) -> str | None:
 def migrate(shards: ShardMap) -> None:
     """Bring every database to the newest revision; create databases that are missing (MariaDB, MySQL).
 
-    The first time, the catalog keeps which database holds which shard. Raises RevisionLost.
+    The first time, the catalog keeps which database holds which shard. Raises CannotMigrate.
     """
     for database in shards.databases:
         dialect = database.dialect
@@ -78,7 +79,7 @@ def migrate(shards: ShardMap) -> None:
                 continue  # a later program prepared it; whether it serves this one is examined at the start of a server
             if _revision(connection) != head_revision():
                 _upgrade(connection, shards, database)
-            if shards.shards_in(database):  # a catalog of its own may have got its first shard
+            if database in shards.homes:  # a catalog of its own may have become one
                 create_missing(connection, DATABASE_TABLES)
             if database is shards.catalog:
                 _first_version(connection)
@@ -97,15 +98,30 @@ def _upgrade(connection: sa.Connection, shards: ShardMap, database: Database) ->
         _create(connection, shards, database)
         command.stamp(config, "head")
     else:
+        _refuse_beside_a_move(shards.catalog)
         command.upgrade(config, "head")
 
 
+def _refuse_beside_a_move(catalog: Database) -> None:
+    """Raises CannotMigrate: an upgrade would change a shard's tables where it is, and not its copy."""
+    with catalog.reading() as connection:
+        if not sa.inspect(connection).has_table(shard_move.name):
+            return
+        moving = sa.select(shard_move.c.shard).where(shard_move.c.step < MoveStep.MOVED)
+        shards = list(connection.execute(moving).scalars())
+    if shards:
+        raise CannotMigrate(
+            f"Shard {shard_map.as_ranges(shards)} is being moved: finish that with tmc move-shard --to, or undo it, and"
+            " upgrade then."
+        )
+
+
 def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> None:
-    """Create what is missing: a creation may have been cut short. Raises RevisionLost."""
+    """Create what is missing: a creation may have been cut short. Raises CannotMigrate."""
     held = shards.shards_in(database)
     tables = [
         *(CATALOG_TABLES if database is shards.catalog else ()),
-        *(DATABASE_TABLES if held else ()),
+        *(DATABASE_TABLES if database in shards.homes else ()),
         *(table for shard in held for table in shard_tables(shard).all),
     ]
     look = sa.inspect(connection)
@@ -114,7 +130,7 @@ def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> 
     for table in existing:
         lacking = set(table.c.keys()) - {column["name"] for column in look.get_columns(table.name)}
         if lacking:
-            raise RevisionLost(
+            raise CannotMigrate(
                 f"{table.name} lacks {', '.join(sorted(lacking))}, and {VERSION_TABLE}, which says what to upgrade, is "
                 "missing or empty: restore it from a backup, or drop these tables if nothing was stored yet."
             )
@@ -123,9 +139,13 @@ def _create(connection: sa.Connection, shards: ShardMap, database: Database) -> 
 
 def create_missing(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
     """Create what is missing of these tables and their indexes: a creation may have been cut short in between."""
-    METADATA.create_all(connection, tables=tables)
-    for index in (index for table in tables for index in table.indexes):
-        index.create(connection, checkfirst=True)
+    there = set(sa.inspect(connection).get_table_names())
+    for table in tables:
+        if table.name not in there:
+            table.create(connection)
+            continue
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
 
 
 def _first_version(connection: sa.Connection) -> None:

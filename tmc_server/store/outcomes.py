@@ -12,6 +12,7 @@ class Wait(Enum):
 
     LOCKED = "another transaction holds the row: run it again shortly"
     BURIED = "it wrote a tombstone: run it again once that is committed"
+    MOVED = "its shard is in another database now: run it there"
 
 
 Outcome = Answer | Wait

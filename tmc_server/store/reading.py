@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -10,7 +12,8 @@ from tmc_server.domain.alerts import ABOUT_A_MESSAGE
 from tmc_server.domain.bulk import ItemOutcome
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
-from tmc_server.domain.ports.servers import ServerView, ShardPlace
+from tmc_server.domain.placement import MoveStep
+from tmc_server.domain.ports.servers import MoveProgress, ServerView, ShardPlace
 from tmc_server.domain.views import (
     AttemptView,
     ConsumptionView,
@@ -24,9 +27,9 @@ from tmc_server.store.auditing import act_of
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.nodes import server_runs
 from tmc_server.store.rows import consumption_view, heads_of, message_view
-from tmc_server.store.shard_map import stored_map
+from tmc_server.store.shard_map import place_of, stored_map
 from tmc_server.store.statements import statements_of
-from tmc_server.store.tables import alert, audit, bulk_item, lease, shard_tables
+from tmc_server.store.tables import alert, audit, bulk_item, lease, shard_move, shard_tables
 
 _PAUSES = ("pause topic", "resume topic", "pause subscription", "resume subscription")  # in turns
 
@@ -173,4 +176,17 @@ class Reader:
 
     def shard_places(self) -> list[ShardPlace]:
         with self._shards.catalog.reading() as connection:
-            return stored_map(connection)
+            moves = {row.shard: self._progress(row) for row in connection.execute(sa.select(shard_move))}
+            return [replace(place, move=moves.get(place.shard)) for place in stored_map(connection)]
+
+    def _progress(self, row: Any) -> MoveProgress:
+        target = self._shards.by_identity.get(row.target)
+        return MoveProgress(
+            database=row.target,
+            address=place_of(target) if target is not None else "",
+            step=MoveStep(row.step),
+            copied_rows=row.copied,
+            expected_rows=row.expected,
+            started_ms=row.started_ms,
+            updated_ms=row.updated_ms,
+        )

@@ -98,10 +98,10 @@ class Replays:
 
 
 class SqlReplays:
-    """domain.ports.delivery.Replaying over all databases. writers: by shard."""
+    """domain.ports.delivery.Replaying over all databases. writer: that of a shard now."""
 
-    def __init__(self, writers: Sequence[ShardWriter], ids: IdGenerator) -> None:
-        self._writers = writers
+    def __init__(self, writer: Callable[[Shard], ShardWriter], ids: IdGenerator) -> None:
+        self._writer = writer
         self._ids = ids
 
     def replay(
@@ -130,7 +130,7 @@ class SqlReplays:
                 tx.note(actor, "replay delivery", f"message {number} subscription {subscription}", reason)
             return outcome
 
-        return in_transaction(self._writers[shard], shard, change)
+        return in_transaction(self._writer(shard), shard, change)
 
 
 def _key_in(shard: Shard, topic: Topic, stem: str) -> str:

@@ -69,6 +69,7 @@ class ClosedMessages:
         def run() -> int:
             with self._database.transaction() as connection:
                 removed = 0
+                connection.execute(sql.fence)
                 known = self._lock(connection, shard)
                 at = then or Position(known.run, known.position)
                 horizon = max(known.horizon_ms, before_ms)
@@ -130,6 +131,7 @@ class ClosedMessages:
     def _forget_items(self, job: int, shard: Shard, numbers: Sequence[MessageNumber]) -> int:
         """Forget them from the first page on: a reconciliation must not take what is left for all there was."""
         with self._database.transaction() as connection:
+            connection.execute(statements_of(shard).fence)
             done = bulk_progress.update().where(bulk_progress.c.job_id == job, bulk_progress.c.shard == shard)
             connection.execute(done.values(finished=_FORGOTTEN))
             some = (bulk_item.c.job_id == job, bulk_item.c.shard == shard, bulk_item.c.message_id.in_(numbers))

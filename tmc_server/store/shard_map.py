@@ -1,32 +1,29 @@
 """Which database holds which shard, stored in the catalog so that servers can never disagree about it.
 
 Each database has its own random identity, in its table `tmc_database`, which stays the same when its address changes.
-The catalog says for every shard which identity holds it. A server whose configuration differs refuses to start, and
-stops if the map changes while it runs. Source: docs/decisions/0014-shard-map.md.
+The catalog says for every shard which identity holds it. The configuration says where shards are put at first, and which
+databases there are; a server refuses to start, and stops, if it does not know one that has a shard.
+Source: docs/decisions/0014-shard-map.md.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from itertools import groupby
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import sqlalchemy as sa
 
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.servers import ShardPlace
-from tmc_server.store.auditing import act, record
+from tmc_server.errors import StoreUnavailable
+from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap, repeated
-from tmc_server.store.tables import database_identity, lease, meta, node_slot, server, shard_map, shard_tables
-
-HOW_TO_MOVE = (
-    "Correct [store] in the configuration. Or, to move shards: stop all servers, then run tmc init --copy-from URL with the"
-    " address of the database that has them (docs/operating.md, Moving a shard)."
-)
+from tmc_server.store.tables import database_identity, lease, meta, shard_map, shard_tables
 
 
 class ShardsElsewhere(Exception):
-    """The configuration puts shards elsewhere than the catalog says."""
+    """The catalog says that shards are in a database that the configuration does not know, or that is not this center's."""
 
 
 def place_of(database: Database) -> str:
@@ -56,13 +53,7 @@ def identity_of(database: Database) -> str | None:
 def stored_map(connection: sa.Connection) -> list[ShardPlace]:
     """Return what the catalog says, by shard. Empty: nothing was stored yet."""
     rows = connection.execute(sa.select(shard_map).order_by(shard_map.c.shard))
-    return [ShardPlace(row.shard, row.identity, row.place) for row in rows]
-
-
-def configured_map(shards: ShardMap) -> dict[Shard, str | None]:
-    """Identities by shard, as this configuration puts them."""
-    identities = {database: identity_of(database) for database in shards.databases}
-    return {Shard(shard): identities[holder] for shard, holder in enumerate(shards.shards)}
+    return [ShardPlace(shard=row.shard, identity=row.identity, place=row.place) for row in rows]
 
 
 def known_map(shards: ShardMap) -> list[ShardPlace]:
@@ -71,63 +62,80 @@ def known_map(shards: ShardMap) -> list[ShardPlace]:
         return stored_map(connection) if sa.inspect(connection).has_table(shard_map.name) else []
 
 
-def differences(shards: ShardMap) -> list[str]:
-    """One sentence for each run of shards that this configuration puts elsewhere than the catalog."""
-    here = configured_map(shards)
-    moved = [known for known in known_map(shards) if here[known.shard] != known.identity]
-    found = []
-    for (place, identity, holder), group in groupby(
-        moved, key=lambda known: (known.place, known.identity, shards.shards[known.shard])
-    ):
-        which = as_ranges([known.shard for known in group])
-        found.append(
-            f"Shard {which} is in database {identity[:8]} ({place}), but this configuration puts it into"
-            f" {_short(identity_of(holder))} ({place_of(holder)})."
+def settle(shards: ShardMap, some_are_made: bool = False) -> None:
+    """Use the databases in which the catalog says that the shards are; as configured where it says nothing yet.
+
+    some_are_made: databases may be missing, since `tmc init` makes them.  Raises ShardsElsewhere, StoreUnavailable.
+    """
+    for database in shards.databases:
+        with _allowing_missing(some_are_made):
+            identity = identity_of(database)
+            if identity is not None:
+                _refuse_twins(database, shards.by_identity.setdefault(identity, database))
+    known: Sequence[ShardPlace] = ()
+    with _allowing_missing(some_are_made):
+        known = known_map(shards)
+    unknown = shards.follow(0, {each.shard: each.identity for each in known})
+    if unknown:
+        places = sorted({f"{each.identity[:8]} ({each.place})" for each in known if each.shard in unknown})
+        raise ShardsElsewhere(
+            f"Shard {as_ranges(unknown)} is in {', '.join(places)}, and this configuration knows no such database: "
+            "add its URL to [store] spare, or correct [[store.shards]]."
         )
-    return found
 
 
-def _short(identity: str | None) -> str:
-    return identity[:8] if identity else "a new one"
+def _refuse_twins(one: Database, other: Database) -> None:
+    """Raises ShardsElsewhere: two addresses lead to the same identity, and nothing says which one is meant."""
+    if place_of(one) != place_of(other):
+        raise ShardsElsewhere(
+            f"{place_of(one)} and {place_of(other)} say that they are the same database: one is a copy of the other, or both"
+            " addresses lead to one. Name each database by one address, and no copies."
+        )
 
 
-def check(shards: ShardMap) -> dict[Shard, str]:
-    """Compare the configuration with the catalog. Returns: identities by shard. Raises ShardsElsewhere."""
+def _allowing_missing(is_allowed: bool) -> AbstractContextManager[None]:
+    return suppress(StoreUnavailable) if is_allowed else nullcontext()
+
+
+def check(shards: ShardMap) -> None:
+    """Do as `settle` does, where there must be a map. Raises ShardsElsewhere, StoreUnavailable."""
+    settle(shards)
     if len(known_map(shards)) != len(shards.shards):
         raise ShardsElsewhere("The catalog has no shard map yet: run tmc init.")
-    found = differences(shards)
-    if found:
-        raise ShardsElsewhere(" ".join([*found, HOW_TO_MOVE]))
-    return {known.shard: known.identity for known in known_map(shards)}
+
+
+class Following:
+    """group_commit.Whereabouts by the catalog."""
+
+    def __init__(self, shards: ShardMap, catalog: CatalogWatch) -> None:
+        self._shards = shards
+        self._catalog = catalog
+
+    def look(self, shard: Shard) -> Database | None:
+        """See group_commit.Whereabouts."""
+        self._catalog.run_once()
+        catalog = self._catalog.current
+        self._shards.follow(catalog.version, catalog.shard_map)
+        return None if shard in catalog.moving else self._shards.holder(shard)
 
 
 def fill(shards: ShardMap) -> None:
     """Store the map as configured, where there is none. Every database has its tables."""
     if not known_map(shards):
-        repeated(lambda: _store(shards, only_first=True))
+        repeated(lambda: _fill(shards))
+        settle(shards)
 
 
-def to_copy(shards: ShardMap, source: Database) -> list[Shard]:
-    """Return the shards that the catalog has in this database and the configuration elsewhere.
-
-    Raises ShardsElsewhere: there are none, or others are moved too, or a server runs.
-    """
-    with shards.catalog.reading() as connection:
-        _refuse_beside_servers(connection, shards.catalog.now(connection))
-    identity, here = identity_of(source), configured_map(shards)
-    moved = [known for known in known_map(shards) if here[known.shard] != known.identity]
-    if not moved:
-        raise ShardsElsewhere(
-            "This configuration has every shard where the catalog has it, so nothing is copied: change [[store.shards]] first."
-        )
-    others = [known for known in moved if known.identity != identity]
-    if others:
-        places = sorted({known.place for known in others})
-        raise ShardsElsewhere(
-            f"Shard {as_ranges([known.shard for known in others])} is in {', '.join(places)}, not in {place_of(source)}: "
-            "give the URL of the database that has what is moved, and move from one database at a time. Nothing was changed."
-        )
-    return [known.shard for known in moved]
+def _fill(shards: ShardMap) -> None:
+    with shards.catalog.transaction() as connection:
+        connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))  # its lock, and a sign
+        if not stored_map(connection):
+            identities = {database: identity_of(database) for database in shards.databases}
+            places = [
+                {"shard": shard, "identity": identities[holder], "place": place_of(holder)[:255]}
+                for shard, holder in enumerate(shards.shards)
+            ]
+            connection.execute(shard_map.insert(), places)
 
 
 def refuse_others(shards: ShardMap) -> None:
@@ -138,74 +146,13 @@ def refuse_others(shards: ShardMap) -> None:
             continue
         with database.reading() as connection:
             names = set(sa.inspect(connection).get_table_names())
-            is_served = (
-                lease.name in names and connection.execute(sa.select(lease.c.shard).limit(1)).first() is not None
-            )
+            has_shards = any(shard_tables(Shard(number)).message.name in names for number in range(len(shards.shards)))
+            # A lease alone may be of a shard that has just moved away.
+            is_served = has_shards and connection.execute(sa.select(lease.c.shard).limit(1)).first() is not None
         if is_served or meta.name in names:
             raise ShardsElsewhere(
                 f"The database {place_of(database)} is of another center: give an empty one. Nothing was changed."
             )
-
-
-def runs_of_servers(shards: ShardMap) -> int:
-    """Return how often servers have started: each raises the epoch of a node slot."""
-    with shards.catalog.reading() as connection:
-        return int(connection.execute(sa.select(sa.func.sum(node_slot.c.epoch))).scalar_one() or 0)
-
-
-def _refuse_beside_servers(connection: sa.Connection, now: int) -> None:
-    """Raises ShardsElsewhere while a server runs."""
-    alive = connection.execute(sa.select(server.c.name).where(server.c.expires_ms > now)).scalars().all()
-    if alive:
-        raise ShardsElsewhere(
-            "Stop all servers before a shard is moved (after a kill, wait for server.lease_seconds); "
-            f"alive are {', '.join(alive)}."
-        )
-
-
-def accept(shards: ShardMap, runs: int | None = None) -> None:
-    """Store the map as configured: the shards were moved. runs: what `runs_of_servers` said before they were copied.
-
-    Raises ShardsElsewhere: a server runs, or has run meanwhile.
-    """
-    repeated(lambda: _store(shards, only_first=False, runs=runs))
-
-
-def _store(shards: ShardMap, only_first: bool, runs: int | None = None) -> None:
-    here = configured_map(shards)
-    catalog = shards.catalog
-    with catalog.transaction() as connection:
-        connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))  # its lock, and a sign
-        if only_first and stored_map(connection):
-            return
-        now = catalog.now(connection)
-        if not only_first:
-            _refuse_beside_servers(connection, now)
-        if runs is not None and runs != runs_of_servers(shards):
-            raise ShardsElsewhere(
-                "A server ran while the shards were copied, and may have written: repeat, and see that nothing starts one "
-                "meanwhile."
-            )
-        connection.execute(shard_map.delete())
-        places = [
-            {"shard": shard, "identity": here[Shard(shard)], "place": place_of(holder)[:255]}
-            for shard, holder in enumerate(shards.shards)
-        ]
-        connection.execute(shard_map.insert(), places)
-        if not only_first:
-            record(connection, act(now, "tmc init", "accept shard map", "shards 0-31"))
-
-
-def not_copied(shards: ShardMap) -> list[Shard]:
-    """Shards whose tables are not in the database that this configuration puts them into."""
-    missing = []
-    for database in shards.databases:
-        with database.reading() as connection:
-            present = set(sa.inspect(connection).get_table_names())
-        for shard in shards.shards_in(database):
-            if any(table.name not in present for table in shard_tables(shard).all):
-                missing.append(shard)
-    return sorted(missing)
 
 
 def as_ranges(numbers: Sequence[int]) -> str:

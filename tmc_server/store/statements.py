@@ -508,6 +508,8 @@ class ShardStatements:
                 sa.and_(has_state(message.c.state, m.CLOSED_WITH_DELIVERIES), sa.not_(open_or_late)),
             ),
         )
+        # For transactions that write only into tables of all shards: while the shard moves, they have to fail, too.
+        self.fence = sa.select(sa.literal(1)).select_from(message).limit(1)
         # ids, before
         self.remove_messages = ByIds(message.delete().where(by_ids(message.c.id), *removable))
         # ids: what belongs to messages that are not there any more.

@@ -243,6 +243,24 @@ shard_map = sa.Table(
     **_OPTIONS,
 )
 
+# Shards on their way to another database, and those that are there and still kept where they were (store/moving.py).
+# source, target: identities.  run: random, of the command that works on it.  position: JSON, the last key copied by table.
+shard_move = sa.Table(
+    "tmc_shard_move",
+    METADATA,
+    sa.Column("shard", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("source", _text(32), nullable=False),
+    sa.Column("target", _text(32), nullable=False),
+    sa.Column("run", _text(32), nullable=False),
+    sa.Column("step", sa.SmallInteger, nullable=False),  # see domain.placement.MoveStep
+    sa.Column("position", _LONG_TEXT, nullable=False),
+    sa.Column("copied", sa.BigInteger, nullable=False),
+    sa.Column("expected", sa.BigInteger, nullable=False),  # rows, about
+    _ms("started_ms"),
+    _ms("updated_ms"),
+    **_OPTIONS,
+)
+
 # Queue progress seen by each server run: acks may reach one server while another one holds copies back.
 queue_progress = sa.Table(
     "tmc_queue_progress",
@@ -548,6 +566,7 @@ CATALOG_TABLES = (
     node_slot,
     server,
     shard_map,
+    shard_move,
     queue_progress,
     traffic,
     sender,

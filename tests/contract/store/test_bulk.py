@@ -430,7 +430,7 @@ def test_replays_of_an_order_key_keep_the_order_of_their_submits(bulk: Bulk) -> 
 
 def test_a_replay_of_a_locked_or_removed_delivery(database_server: MariaDB | PostgreSQL) -> None:
     store = server_store(database_server)
-    replays = SqlReplays([store.writer] * 32, store.ids)
+    replays = SqlReplays(lambda _shard: store.writer, store.ids)
     number = store.submitted()
     store.perform(store.ack_of(number))
     table = shard_tables(store.shard).consumption
@@ -517,7 +517,7 @@ def test_acked_deliveries_are_sent_again_to_one_subscriber_only(bulk: Bulk) -> N
 
 
 def test_a_single_replay_is_repeated_safely_and_can_be_replayed_itself(store: StoreUnderTest) -> None:
-    replays = SqlReplays([store.writer] * 32, store.ids)
+    replays = SqlReplays(lambda _shard: store.writer, store.ids)
     number = store.submitted()
     again = (store.shard, number, store.subscription.number)
     refused = replays.replay("operator", *again, "test")
@@ -537,7 +537,7 @@ def test_a_single_replay_is_repeated_safely_and_can_be_replayed_itself(store: St
 
 def test_a_replay_of_an_ordered_message_stands_at_the_end_of_its_key(store: StoreUnderTest) -> None:
     store.take_ordered_topic(OrderMode.STRICT)
-    replays = SqlReplays([store.writer] * 32, store.ids)
+    replays = SqlReplays(lambda _shard: store.writer, store.ids)
     first, second = store.sent("alice"), store.sent("alice")
     store.perform(store.ack_of(first))
     replays.replay("operator", store.shard, first, store.subscription.number, "test")

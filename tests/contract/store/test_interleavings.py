@@ -45,7 +45,7 @@ def _decide_by_hand(commit: bool) -> Run:
     """As a check does: by a path of its own, which waits for locked rows."""
 
     def run(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
-        desk = SqlCheckStore([writer or store.writer] * 32)
+        desk = SqlCheckStore(lambda _shard: writer or store.writer)
         return desk.decide("operator", store.shard, message.number, commit, "test")
 
     return run
@@ -57,7 +57,7 @@ def _retain(store: StoreUnderTest, message: Prepare, _writer: Any) -> Any:
 
 def _check(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
     """A question that is answered with COMMIT."""
-    desk = SqlCheckStore([writer or store.writer] * 32)
+    desk = SqlCheckStore(lambda _shard: writer or store.writer)
     pending = desk.begin("ann", store.shard, message.number, 60_000)
     return None if pending is None else desk.record(store.shard, [Checked(pending, COMMIT, 0)])
 
@@ -81,7 +81,7 @@ def _bulk(store: StoreUnderTest, _message: Prepare, writer: Any) -> Any:
 
 
 def _replay(store: StoreUnderTest, message: Prepare, writer: Any) -> Any:
-    replays = SqlReplays([writer or store.writer] * 32, store.ids)
+    replays = SqlReplays(lambda _shard: writer or store.writer, store.ids)
     return replays.replay("operator", store.shard, message.number, store.subscription.number, "test")
 
 

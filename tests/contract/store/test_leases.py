@@ -32,7 +32,7 @@ class Servers:
         clock = self.store.clock
         return ShardLeases(
             database=self.store.database,
-            shards=SHARDS,
+            shards=lambda: SHARDS,
             identity=lambda: incarnation,
             sharing=lambda: self.alive,
             lease_ms=LEASE_MS,
@@ -217,7 +217,7 @@ def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderT
 
 def test_without_a_heartbeat_nothing_is_held_and_nothing_is_handed_over(store: StoreUnderTest) -> None:
     store.leases.release()
-    dead = ShardLeases(store.database, SHARDS, lambda: None, lambda: [1], LEASE_MS)
+    dead = ShardLeases(store.database, lambda: SHARDS, lambda: None, lambda: [1], LEASE_MS)
     dead.run_once()
     assert dead.held() == {}
     operation = store.prepared()
@@ -249,7 +249,7 @@ def test_a_server_that_starts_after_the_clock_was_set_back_goes_on_with_the_time
     store.leases.release()
     url = store.database.url.render_as_string(hide_password=False)
     first, later = Database(url), Database(url)
-    ShardLeases(first, SHARDS, lambda: 1, lambda: [1], LEASE_MS).run_once()
+    ShardLeases(first, lambda: SHARDS, lambda: 1, lambda: [1], LEASE_MS).run_once()
     with first.reading() as connection:
         seen = connection.execute(sa.select(sa.func.max(lease.c.seen_ms)).where(lease.c.owner == 1)).scalar_one()
     if later.dialect.clock is None:
@@ -259,7 +259,7 @@ def test_a_server_that_starts_after_the_clock_was_set_back_goes_on_with_the_time
         monkeypatch.setattr(type(later.dialect), "clock", f"{later.dialect.clock} - 3600000")
     with later.reading() as connection:
         assert later.now(connection) < seen
-        ShardLeases(later, SHARDS, lambda: 2, lambda: [1, 2], LEASE_MS).run_once()
+        ShardLeases(later, lambda: SHARDS, lambda: 2, lambda: [1, 2], LEASE_MS).run_once()
         assert later.now(connection) >= seen
     assert later.clock_ahead_ms > 3_000_000
     first.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,26 @@ import pytest
 import sqlalchemy as sa
 
 from tests.conftest import SERVERS
-from tests.support.store import DONE, INCARNATION, StoreUnderTest, server_store, sqlite_store
-from tmc_server.app import CannotStart, initialize, maintenance
+from tests.support.clock import ManualClock
+from tests.support.dose import LONG
+from tests.support.store import DONE, INCARNATION, StoreUnderTest
+from tmc_server.app import CannotStart, initialize
+from tmc_server.app.moves import confirm_moves, move_shards, undo_moves
 from tmc_server.config import Config
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import Shard
+from tmc_server.domain.placement import MoveStep
+from tmc_server.errors import StoreUnavailable
 from tmc_server.store import moving
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.dialects.postgresql import without_nul
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.moving import SHARED
-from tmc_server.store.shard_map import identity_of, stored_map
-from tmc_server.store.tables import (
-    CATALOG_TABLES,
-    DATABASE_TABLES,
-    METADATA,
-    alert,
-    failed,
-    node_slot,
-    server,
-    shard_tables,
-)
+from tmc_server.store.reading import Reader
+from tmc_server.store.shard_map import check, place_of
+from tmc_server.store.tables import shard_move, shard_tables, tombstone
 
 PAIRS = [("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postgresql"), ("mariadb", "sqlite")]
 
@@ -41,29 +40,37 @@ PAIRS = [("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postg
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[StoreUnderTest, str]]:
     """A store with one shard in use, and the URL of an empty database."""
     source, target = request.param
-    folder = tmp_path / "source"
-    folder.mkdir()
-    store = server_store(request.getfixturevalue(source), "tmc_moving") if source in SERVERS else sqlite_store(folder)
-    url = f"sqlite:///{tmp_path}/target.db"
-    if target in SERVERS:
-        made = request.getfixturevalue(target)
-        url = made.create("tmc_moved")
-        engine = sa.create_engine(url, poolclass=sa.NullPool)
-        with engine.begin() as connection:
-            left = sa.MetaData()
-            left.reflect(connection)
-            left.drop_all(connection)
-    migrate(ShardMap(store.database, [store.database] * 32))  # the identity and the map were emptied with the rest
+    clock = ManualClock()
+    urls = [
+        _emptied(request.getfixturevalue(kind), name) if kind in SERVERS else f"sqlite:///{tmp_path}/{name}.db"
+        for kind, name in ((source, "tmc_moving"), (target, "tmc_moved"))
+    ]
+    database = Database(urls[0], clock=clock)
+    migrate(ShardMap(database, [database] * 32))
+    store = StoreUnderTest(database, clock)
+    url = urls[1]
     yield store, url
     store.close()
 
 
+def _emptied(server: Any, name: str) -> str:
+    """The URL of a database without tables."""
+    url: str = server.create(name)
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        left = sa.MetaData()
+        left.reflect(connection)
+        left.drop_all(connection)
+    return url
+
+
 def _configured(store: StoreUnderTest, target: str) -> Config:
-    """The test's shard in the other database."""
-    catalog, shard = store.database.url.render_as_string(hide_password=False), store.shard
-    ranges: list[dict[str, Any]] = [{"url": target, "first": shard, "last": shard}]
-    ranges += [{"url": catalog, "first": 0, "last": shard - 1}, {"url": catalog, "first": shard + 1, "last": 31}]
-    return Config.model_validate({"store": {"catalog": catalog, "shards": ranges}})
+    """All shards where the catalog is, and a spare database."""
+    return Config.model_validate({"store": {"catalog": _url(store), "spare": [target]}})
+
+
+def _url(store: StoreUnderTest) -> str:
+    return store.database.url.render_as_string(hide_password=False)
 
 
 def _fill(store: StoreUnderTest) -> dict[str, int]:
@@ -77,22 +84,18 @@ def _fill(store: StoreUnderTest) -> dict[str, int]:
     return numbers
 
 
-def _copied(store: StoreUnderTest, target: str) -> list[str]:
+def _moved(store: StoreUnderTest, target: str, to: str | None = None) -> list[str]:
     said: list[str] = []
-    source = store.database.url.render_as_string(hide_password=False)
-    store.database.close()  # one file has one server
-    initialize(_configured(store, target), copy_from=source, say=said.append)
+    initialize(_configured(store, target))
+    move_shards(_configured(store, target), str(store.shard), to or place_of(Database(target)), said.append)
     return said
 
 
-def test_what_was_copied_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) -> None:
+def test_what_was_moved_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) -> None:
     store, url = pair
     numbers = _fill(store)
-    said = _copied(store, url)
-    assert [line.partition(" messages")[0] for line in said] == [
-        f"Shard {store.shard}: 1104",
-        f"Shard {store.shard} is moved, and the catalog knows it: start the servers.",
-    ]
+    (said,) = _moved(store, url)
+    assert re.fullmatch(rf"Shard {store.shard} is in .* now; callers waited for \d+\.\d\d s\.", said)
     target = Database(url, clock=store.clock)
     moved = ShardWriter(target, store.watch, store.outlet, lambda: INCARNATION)
     with target.engine.connect() as connection:
@@ -116,7 +119,6 @@ def test_what_was_copied_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) -
         )
         errors = connection.execute(sa.select(tables.attempt.c.error).order_by(tables.attempt.c.id)).scalars().all()
         assert [without_nul(each) for each in errors] == ["no\u00f6\ufffd", "once more"]
-        assert connection.execute(sa.select(sa.func.count()).select_from(alert)).scalar_one() == 1
     with store.database.reading() as connection:
         left = {
             t.name: connection.execute(sa.select(sa.func.count()).where(t.c.shard == store.shard)).scalar()
@@ -126,181 +128,387 @@ def test_what_was_copied_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) -
     target.close()
 
 
-def test_a_copy_that_was_cut_short_is_done_over_again(
-    pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Killed(BaseException):
+    """In place of a SIGKILL."""
+
+
+MOVING = [
+    ("InsertRows.run", 1),
+    ("InsertRows.run", 3),
+    ("InsertRows.run", 8),
+    ("create_missing", 1),
+    ("ShardMove._begin", 1),
+    ("ShardMove._record", 1),
+    ("ShardMove._copy", 1),
+    ("ShardMove._compare", 1),
+    ("ShardMove._follow", 1),
+    ("_Held.rename", 1),
+    ("ShardMove._freeze", 1),
+    ("ShardMove._drain", 1),
+    ("_Held.rename", 2),
+    ("ShardMove._switch_once", 1),
+    ("ShardMove._forget", 1),
+    ("ShardMove._clear", 1),
+]
+UNDOING = ["_Held.rename", "ShardMove._record_no_more", "_Held.drop", "ShardMove._clear", "ShardMove._end"]
+
+
+def _dying(patch: pytest.MonkeyPatch, name: str, number: int, after: bool) -> None:
+    """The command is killed at the n-th call of this, before or after it."""
+    *owners, method = name.split(".")
+    owner: Any = getattr(moving, owners[0]) if owners else moving
+    whole = getattr(owner, method)
+    calls: list[int] = []
+
+    def die(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number and not after:
+            raise Killed
+        found = whole(*arguments)
+        if len(calls) == number:
+            raise Killed
+        return found
+
+    patch.setattr(owner, method, die)
+    patch.setattr(moving.ShardMove, "_give_back", lambda *_: None)  # who is killed mends nothing
+
+
+def _rows_of(database: Database, shard: int) -> dict[str, list[str]]:
+    """All that belongs to a shard, as every database can hold it; but for numbers of rows."""
+    tables = shard_tables(Shard(shard))
+    found = {}
+    with database.reading() as connection:
+        for table in (*tables.all, *SHARED, tombstone):
+            query = sa.select(*(column for column in table.c if column.autoincrement is not True))
+            if table in SHARED:
+                query = query.where(table.c.shard == shard)
+            rows = connection.execute(query).all()
+            found[table.name] = sorted(str([without_nul(v) if isinstance(v, str) else v for v in row]) for row in rows)
+    return found
+
+
+def _nothing_is_left(*databases: Database) -> None:
+    """No log, no copy, and nothing that was kept."""
+    for database in databases:
+        with database.reading() as connection:
+            names = sa.inspect(connection).get_table_names()
+        assert [each for each in names if each.startswith("tmc_change") or each.endswith(("_copy", "_moved"))] == []
+
+
+SOME_PAIRS = pytest.mark.parametrize("pair", PAIRS if LONG else PAIRS[1:2], indirect=True, ids=" to ".join)
+
+
+def _points(steps: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int, bool]]:
+    """Return where to kill: before and after each step; in a short run before every other one, and after the rest."""
+    every = [(name, number, after) for name, number in steps for after in (False, True)]
+    return every if LONG else [*every[::4], *every[3::4]]
+
+
+class _Moving:
+    """A shard that moves between two databases, and is now in one of them."""
+
+    def __init__(self, store: StoreUnderTest, url: str) -> None:
+        self._config = _configured(store, url)
+        initialize(self._config)
+        self._databases = [store.database, Database(url, clock=store.clock)]
+        self._shard = store.shard
+        self._map = ShardMap(store.database, [store.database] * 32, self._databases[1:])
+        check(self._map)
+
+    @property
+    def here(self) -> Database:
+        check(self._map)
+        return self._map.holder(self._shard)
+
+    @property
+    def other(self) -> Database:
+        return next(each for each in self._databases if each is not self.here)
+
+    def move(self, there: Database) -> None:
+        move_shards(self._config, str(self._shard), place_of(there), str)
+
+    def move_killed(self, name: str, number: int, after: bool) -> None:
+        there = self.other
+        with pytest.MonkeyPatch.context() as patch:
+            _dying(patch, name, number, after)
+            with pytest.raises(Killed):
+                self.move(there)
+
+    def undo(self) -> None:
+        undo_moves(self._config, str(self._shard), str)
+
+    def undo_killed(self, name: str, after: bool) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            _dying(patch, name, 1, after)
+            with pytest.raises(Killed):
+                self.undo()
+
+    def confirm(self) -> None:
+        """Be content with where the shard is."""
+        confirm_moves(self._config, str(self._shard), str)
+        _nothing_is_left(*self._databases)
+
+    def rows(self, database: Database) -> dict[str, list[str]]:
+        return _rows_of(database, self._shard)
+
+    def is_open(self, database: Database) -> bool:
+        with database.reading() as connection:
+            return sa.inspect(connection).has_table(shard_tables(self._shard).message.name)
+
+    def close(self) -> None:
+        self._databases[1].close()
+
+
+@pytest.fixture
+def moved(pair: tuple[StoreUnderTest, str]) -> Iterator[_Moving]:
     store, url = pair
     _fill(store)
-    whole = moving.InsertRows.run
-    runs: list[int] = []
+    made = _Moving(store, url)
+    yield made
+    made.close()
 
-    def cut(self: Any, *arguments: Any) -> None:
-        runs.append(1)
-        if len(runs) == 4:
-            raise KeyboardInterrupt
+
+@SOME_PAIRS
+def test_one_that_is_killed_can_be_continued(moved: _Moving) -> None:
+    before = moved.rows(moved.here)
+    for point in _points(MOVING):
+        there = moved.other
+        moved.move_killed(*point)
+        moved.move(there)
+        assert moved.here is there, point
+        assert moved.rows(there) == before, point
+        moved.confirm()
+
+
+@SOME_PAIRS
+def test_one_that_is_killed_can_be_undone_until_it_is_open(moved: _Moving) -> None:
+    before = moved.rows(moved.here)
+    opened = 0
+    for point in _points(MOVING):
+        here, there = moved.here, moved.other
+        moved.move_killed(*point)
+        if moved.is_open(there):
+            with pytest.raises(CannotStart, match="moved already"):
+                moved.undo()
+            opened += 1
+            moved.move(there)
+            assert moved.rows(there) == before, point
+            moved.confirm()
+        else:
+            with suppress(CannotStart):  # it may not have begun
+                moved.undo()
+            assert moved.here is here, point
+            assert moved.rows(here) == before, point
+            _nothing_is_left(here, there)
+    assert opened >= 3
+
+
+@SOME_PAIRS
+def test_an_undo_that_is_killed_is_finished_before_anything_else(moved: _Moving) -> None:
+    before = moved.rows(moved.here)
+    for name, _, after in _points([(name, 1) for name in UNDOING]):
+        here, there = moved.here, moved.other
+        moved.move_killed("ShardMove._freeze", 1, True)
+        moved.undo_killed(name, after)
+        if not (name == "ShardMove._end" and after):
+            with pytest.raises(CannotStart, match="is being undone: finish that with --undo"):
+                moved.move(there)
+            moved.undo()
+        _nothing_is_left(here, there)
+        moved.move(there)
+        assert moved.rows(there) == before, name
+        moved.confirm()
+
+
+def test_nobody_can_write_into_a_copy(pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may still believe that the shard is where it was long ago."""
+    store, url = pair
+    _fill(store)
+    target = Database(url, clock=store.clock)
+    stale = ShardWriter(target, store.watch, store.outlet, lambda: INCARNATION)
+    compare: Any = vars(moving.ShardMove)["_compare"]
+    refused: list[StoreUnavailable] = []
+
+    def comparing(self: Any) -> None:
+        with pytest.raises(StoreUnavailable) as caught, target.engine.connect() as connection:
+            stale.run(connection, store.shard, [store.a_prepare()])
+        refused.append(caught.value)
+        compare(self)
+
+    monkeypatch.setattr(moving.ShardMove, "_compare", comparing)
+    before = _rows_of(store.database, store.shard)
+    _moved(store, url)
+    assert [each.lacks_table for each in refused] == [True]
+    assert _rows_of(target, store.shard) == before
+    target.close()
+
+
+def _losing(patch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+    """Within the freeze the command loses its connection to where the shard was."""
+    drain: Any = vars(moving.ShardMove)["_drain"]
+
+    def draining(self: Any, part: Any, last: int | None = None) -> int:
+        if last is not None:
+            then()
+            vars(vars(self)["_source"])["_connection"].connection.dbapi_connection.close()
+        found: int = drain(self, part, last)
+        return found
+
+    patch.setattr(moving.ShardMove, "_drain", draining)
+
+
+SERVER_PAIRS = pytest.mark.parametrize("pair", PAIRS[1:3], indirect=True, ids=" to ".join)
+
+
+@SERVER_PAIRS
+def test_a_command_that_loses_its_connection_gives_the_shard_back(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    numbers = _fill(store)
+    with pytest.MonkeyPatch.context() as patch:
+        _changing(patch, "_freeze", lambda: store.perform(store.a_prepare(publish=True)))
+        _losing(patch, lambda: None)
+        with pytest.raises(CannotStart, match="Then run this again"):
+            _moved(store, url)
+    store.perform(store.ack_of(numbers["waiting"]))
+    before = _rows_of(store.database, store.shard)
+    _moved(store, url)
+    target = Database(url)
+    assert _rows_of(target, store.shard) == before
+    target.close()
+
+
+@SERVER_PAIRS
+def test_a_command_that_lost_its_move_to_another_one_changes_nothing(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    _fill(store)
+    said: list[str] = []
+
+    def take_over() -> None:
+        with store.database.transaction() as connection:
+            connection.execute(shard_move.update().values(run="another"))
+
+    initialize(_configured(store, url))
+    with pytest.MonkeyPatch.context() as patch:
+        _changing(patch, "_freeze", lambda: store.perform(store.a_prepare(publish=True)))
+        _losing(patch, take_over)
+        with pytest.raises(CannotStart):
+            move_shards(_configured(store, url), str(store.shard), place_of(Database(url)), said.append)
+    assert re.match(f"Shard {store.shard} is frozen, and callers are refused: run this again", said[-1])
+    with store.database.reading() as connection:
+        assert not sa.inspect(connection).has_table(shard_tables(store.shard).message.name)
+    _moved(store, url)
+
+
+def _changing(patch: pytest.MonkeyPatch, name: str, change: Callable[[], object]) -> None:
+    """Something changes just before this."""
+    whole: Any = vars(moving.ShardMove)[name]
+
+    def beside(self: Any) -> Any:
+        change()
+        return whole(self)
+
+    patch.setattr(moving.ShardMove, name, beside)
+
+
+def test_operators_see_how_far_it_is(pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    store, url = pair
+    _fill(store)
+    target = Database(url)
+    initialize(_configured(store, url))
+    shards = ShardMap(store.database, [store.database] * 32, [target])
+    check(shards)
+    seen: list[tuple[MoveStep, str, bool]] = []
+
+    def look() -> None:
+        place = Reader(shards).shard_places()[store.shard]
+        assert place.move is not None
+        seen.append((place.move.step, place.move.address, place.move.copied_rows == place.move.expected_rows > 2_000))
+
+    _changing(monkeypatch, "_record", look)
+    _changing(monkeypatch, "_compare", look)
+    _changing(monkeypatch, "_switch", look)
+    _moved(store, url)
+    look()
+    there = place_of(target)
+    assert seen == [
+        (MoveStep.COPYING, there, False),
+        (MoveStep.COPYING, there, True),
+        (MoveStep.FROZEN, there, True),
+        (MoveStep.MOVED, there, True),
+    ]
+    confirm_moves(_configured(store, url), str(store.shard), str)
+    assert {place.move for place in Reader(shards).shard_places()} == {None}
+    target.close()
+
+
+def test_several_shards_move_one_after_another(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    _fill(store)
+    config = _configured(store, url)
+    initialize(config)
+    target = Database(url)
+    move_shards(config, "4-6,9", place_of(target), str)
+    shards = ShardMap(store.database, [store.database] * 32, [target])
+    check(shards)
+    assert shards.shards_in(target) == [4, 5, 6, 9]
+    with pytest.raises(
+        CannotStart, match=r"Shard 5 is on its way to .*: finish that move, confirm it or undo it first"
+    ):
+        move_shards(config, "5", place_of(store.database), str)
+    confirm_moves(config, "4-6,9", str)
+    move_shards(config, "5", place_of(store.database), str)
+    check(shards)
+    assert shards.shards_in(target) == [4, 6, 9]
+    target.close()
+
+
+def test_two_commands_do_not_move_at_once(pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    store, url = pair
+    if store.database.dialect.has_one_writer or url.startswith("sqlite"):
+        said = "SQLite serves one server"
+    else:
+        said = "Another shard is being moved from or to"
+    whole: Any = vars(moving.ShardMove)["_copy"]
+
+    def beside(self: Any, *arguments: Any) -> None:
+        with pytest.raises(CannotStart, match=said):
+            move_shards(_configured(store, url), "6", place_of(Database(url)), str)
         whole(self, *arguments)
 
-    monkeypatch.setattr(moving.InsertRows, "run", cut)
-    with pytest.raises(KeyboardInterrupt):
-        _copied(store, url)
-    assert _copied(store, url)[0].startswith(f"Shard {store.shard}: 1104 messages")
-    with pytest.raises(CannotStart, match="nothing is copied"):
-        _copied(store, url)
+    monkeypatch.setattr(moving.ShardMove, "_copy", beside)
+    _moved(store, url)
 
 
-def test_a_target_whose_indexes_an_earlier_copy_did_not_make_gets_them(pair: tuple[StoreUnderTest, str]) -> None:
-    store, url = pair
-    tables = shard_tables(store.shard)
-    target = Database(url)
-    migrate(ShardMap(target, [target] * 32))
-    with target.transaction() as connection:
-        for table in (each for each in CATALOG_TABLES if each not in DATABASE_TABLES):
-            table.drop(connection, checkfirst=True)
-        for table in tables.all:
-            for index in table.indexes:
-                index.drop(connection)
-    _copied(store, url)
-    with target.reading() as connection:
-        look = sa.inspect(connection)
-        made = {index["name"] for table in tables.all for index in look.get_indexes(table.name)}
-    assert made >= {index.name for table in tables.all for index in table.indexes}
-    target.close()
-
-
-def test_there_and_back(pair: tuple[StoreUnderTest, str]) -> None:
-    store, url = pair
-    number = _fill(store)["waiting"]
-    _copied(store, url)
-    target = Database(url)
-    with target.transaction() as connection:
-        connection.execute(shard_tables(store.shard).message.update().values(check_answer="changed there"))
-    target.close()
-    catalog = store.database.url.render_as_string(hide_password=False)
-    store.database.close()
-    initialize(Config.model_validate({"store": {"catalog": catalog}}), copy_from=url)
-    with store.database.reading() as connection:
-        query = sa.select(shard_tables(store.shard).message.c.check_answer).filter_by(id=number)
-        assert connection.execute(query).scalar_one() == "changed there"
-    assert _copied(store, url)[0].startswith(f"Shard {store.shard}: 1104 messages")
-
-
-def _all_rows(url: str) -> dict[str, list[Any]]:
-    database = Database(url)
-    with database.reading() as connection:
-        names = set(sa.inspect(connection).get_table_names())
-        tables = [table for table in METADATA.sorted_tables if table.name in names]
-        rows = {table.name: sorted(map(str, connection.execute(sa.select(table)))) for table in tables}
-    database.close()
-    return rows
-
-
-def test_a_source_that_does_not_have_the_shards_is_refused_and_nothing_is_changed(
-    pair: tuple[StoreUnderTest, str], tmp_path: Path
-) -> None:
-    store, url = pair
-    _fill(store)
-    others = f"sqlite:///{tmp_path}/other.db"
-    initialize(Config.model_validate({"store": {"catalog": others}}))
-    other = Database(others)
-    row = {
-        "shard": store.shard,
-        "topic_no": 1,
-        "subscription_no": 1,
-        "message_id": 1,
-        "failed_ms": 1,
-        "fingerprint": "",
-    }
-    with other.transaction() as connection:
-        connection.execute(failed.insert().values(row))
-    other.close()
-    catalog = store.database.url.render_as_string(hide_password=False)
-    store.database.close()
-    sqlite3.connect(tmp_path / "empty.db").close()
-    before = _all_rows(others), _all_rows(catalog)
-    for source in (others, f"sqlite:///{tmp_path}/empty.db", url):
-        with pytest.raises(CannotStart, match=r"Shard 5 is in .*, not in .*: give the URL of the database that has"):
-            initialize(_configured(store, url), copy_from=source)
-    with pytest.raises(CannotStart, match="There is no SQLite file"):
-        initialize(_configured(store, url), copy_from=f"sqlite:///{tmp_path}/missing.db")
-    assert not (tmp_path / "missing.db").exists()
-    assert (_all_rows(others), _all_rows(catalog)) == before
-
-
-def test_a_target_of_another_center_is_refused(pair: tuple[StoreUnderTest, str]) -> None:
-    store, url = pair
-    _fill(store)
-    initialize(Config.model_validate({"store": {"catalog": url}}))
-    before = _all_rows(url)
-    with pytest.raises(CannotStart, match="is of another center: give an empty one"):
-        _copied(store, url)
-    assert _all_rows(url) == before
-
-
-def test_a_server_that_ran_meanwhile_is_noticed(
-    pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It started and stopped while the shards were copied, as a supervisor's restart does."""
-    store, url = pair
-    _fill(store)
-    catalog = store.database.url.render_as_string(hide_password=False)
-    store.database.close()
-    whole = maintenance.copy_tombstones
-
-    def with_a_server(source: Database, target: Database) -> None:
-        whole(source, target)
-        with source.transaction() as connection:
-            connection.execute(node_slot.insert().values(slot=1, epoch=1, owner="tmc1", expires_ms=0, high_ms=0))
-
-    monkeypatch.setattr(maintenance, "copy_tombstones", with_a_server)
-    before = _all_rows(catalog)["tmc_shard_map"]
-    with pytest.raises(CannotStart, match="A server ran while the shards were copied"):
-        _copied(store, url)
-    assert _all_rows(catalog)["tmc_shard_map"] == before
-
-
-def test_a_row_that_is_lost_on_the_way_is_noticed(
+def test_what_changes_meanwhile_is_changed_there_too(
     pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, url = pair
-    _fill(store)
-    whole = moving.InsertRows.run
-    monkeypatch.setattr(
-        moving.InsertRows, "run", lambda self, connection, rows: whole(self, connection, rows[1:] or rows)
-    )
-    with pytest.raises(CannotStart, match=r"after the copy\. Repeat, with all servers stopped"):
-        _copied(store, url)
+    numbers = _fill(store)
+    changes: list[Any] = [
+        lambda: store.perform(store.ack_of(numbers["waiting"])),
+        lambda: store.perform(store.submit_of(numbers["prepared"])),
+        lambda: store.perform(store.reactivate_of(numbers["failed"])),
+        lambda: store.perform(store.decide_attempt(store.a_prepare(), commit=False)),
+        lambda: store.perform(*(store.a_prepare(publish=True) for _ in range(700))),
+    ]
+    for name in ("_copy", "_compare", "_follow", "_drain", "_note"):
+        method: Any = vars(moving.ShardMove)[name]
 
+        def beside(self: Any, *arguments: Any, whole: Any = method) -> Any:
+            if changes:
+                changes.pop()()
+            return whole(self, *arguments)
 
-def test_nothing_is_copied_beside_a_server(pair: tuple[StoreUnderTest, str]) -> None:
-    store, url = pair
-    with store.database.transaction() as connection:
-        alive = {"name": "tmc1", "started_ms": 0, "expires_ms": 1 << 60, "incarnation": 7, "catalog_version": 1}
-        connection.execute(server.insert().values(**alive, stale_ms=0, silenced=0, drained=0, seen_ms=0))
-    with pytest.raises(CannotStart, match=r"Stop all servers before a shard is moved .*alive are tmc1"):
-        _copied(store, url)
+        monkeypatch.setattr(moving.ShardMove, name, beside)
+    expected: list[dict[str, list[str]]] = []
+
+    def last() -> None:
+        store.perform(store.a_prepare(publish=True))
+        expected.append(_rows_of(store.database, store.shard))
+
+    _changing(monkeypatch, "_freeze", last)
+    _moved(store, url)
     target = Database(url)
-    with target.reading() as connection:
-        assert not sa.inspect(connection).has_table(shard_tables(store.shard).message.name)
-    target.close()
-
-
-@pytest.mark.parametrize("url", ["nonsense", "oracle://u:p@h/d"])
-def test_a_source_that_is_no_database_of_ours(tmp_path: Path, url: str) -> None:
-    config = Config.model_validate({"store": {"catalog": f"sqlite:///{tmp_path}/one.db"}})
-    with pytest.raises(CannotStart, match="No database of the center has such a URL"):
-        initialize(config, copy_from=url)
-
-
-def test_every_table_with_rows_of_a_shard_is_copied_or_said_to_stay() -> None:
-    by_shard = {table.name for table in DATABASE_TABLES if "shard" in table.c}
-    assert by_shard - {table.name for table in SHARED} == {"tmc_lease", "tmc_notice"}
-
-
-def test_the_catalog_says_where_it_is_then(pair: tuple[StoreUnderTest, str]) -> None:
-    store, url = pair
-    _copied(store, url)
-    target = Database(url)
-    with store.database.reading() as connection:
-        found = {each.shard: each.identity for each in stored_map(connection)}
-    assert (found[store.shard], found[0]) == (identity_of(target), identity_of(store.database))
+    assert not changes
+    assert _rows_of(target, store.shard) == expected[0]
     target.close()

@@ -25,6 +25,7 @@ from tmc_server.requests.overviewing import Overviewing
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.due import OpenCounts
 from tmc_server.store.due_checks import SqlCheckStore
+from tmc_server.store.engines import ShardMap
 from tmc_server.store.standing import StandingCounts
 from tmc_server.store.traffic import SqlTraffic, Traffic
 
@@ -108,7 +109,7 @@ def test_what_is_reactivated_or_acked_is_failed_no_longer(store: StoreUnderTest,
 def _check_failed(store: StoreUnderTest) -> int:
     store.set_checks(RetryPolicy(interval_ms=1_000, max_retry=0))
     number = store.prepared().number
-    desk = SqlCheckStore([store.writer] * 32)
+    desk = SqlCheckStore(lambda _shard: store.writer)
     pending = desk.begin("ann", store.shard, number, 60_000)
     assert pending is not None
     desk.record(store.shard, [Checked(pending, CheckAnswer(Verdict.UNKNOWN, CheckReason.ANSWERED))])
@@ -122,7 +123,7 @@ def test_check_failed_messages_until_somebody_decides(store: StoreUnderTest, cou
     assert value(METRICS.check_failed) - before == 4  # an operator's check counts like the duty's
     assert _of(store, counts)[0].failed == 4
     store.perform(store.submit_of(submitted), store.rollback_of(rolled_back))
-    SqlCheckStore([store.writer] * 32).reactivate("somebody", store.shard, [reactivated], "")
+    SqlCheckStore(lambda _shard: store.writer).reactivate("somebody", store.shard, [reactivated], "")
     messages = _of(store, counts)[0]
     assert (messages.open, messages.failed) == (1, 1)
     assert store.state_of(left) is MessageState.CHECK_FAILED
@@ -262,7 +263,7 @@ def test_an_overview_adds_up_all_shards(store: StoreUnderTest, counts: StandingC
     store.clock.advance(11)
     store.submitted(room=1)
     store.perform(store.nack_of(store.submitted(room=1), 1, reject=True))
-    overviewing = Overviewing(store.watch, [(counts, [store.shard])] * 2, _idle(store))  # two shards alike
+    overviewing = Overviewing(store.watch, [(counts, lambda: [store.shard])] * 2, _idle(store))  # two shards alike
     now, (found,) = asyncio.run(overviewing.overview())
     assert now == store.clock()
     assert found.topic.name == "order.paid"
@@ -276,7 +277,7 @@ def test_an_overview_adds_up_all_shards(store: StoreUnderTest, counts: StandingC
 def test_an_overview_shows_a_removed_subscription_while_it_has_deliveries(
     store: StoreUnderTest, counts: StandingCounts
 ) -> None:
-    overviewing = Overviewing(store.watch, [(counts, [store.shard])], _idle(store))
+    overviewing = Overviewing(store.watch, [(counts, lambda: [store.shard])], _idle(store))
     store.submitted()
     store.removed()
     _, (found,) = asyncio.run(overviewing.overview())
@@ -291,6 +292,6 @@ def test_scheduled_and_failed_deliveries_are_not_acked(store: StoreUnderTest) ->
     store.submitted(delay_ms=3_600_000)
     store.perform(store.nack_of(store.submitted(room=1), 1, reject=True), store.ack_of(store.submitted(room=1), 1))
     store.perform(store.cancel_of(store.submitted()))
-    counts = OpenCounts([store.database] * 32)
+    counts = OpenCounts(ShardMap(store.database, [store.database] * 32))
     assert counts.unacked([store.shard], store.subscription, 10) == 3
     assert counts.unacked([store.shard], store.subscription, 1) == 1

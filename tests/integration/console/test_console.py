@@ -18,6 +18,9 @@ from tests.support.console import Browser, browser
 from tmc_common.protocol import admin_pb2, consumption_pb2, types_pb2
 from tmc_console.pages.overview import MOST_OF_ONE
 from tmc_console.view import LOGINS
+from tmc_server.domain.placement import MoveStep
+from tmc_server.store.engines import Database
+from tmc_server.store.tables import shard_move
 from tmc_storm.eventually import eventually
 
 PAGES = [
@@ -170,6 +173,23 @@ class TestLogin:
     def test_an_open_center_asks_for_no_token(self, setting: Setting) -> None:
         with browser(setting.center, open_token=setting.tokens["viewer"]) as made:
             assert "Overview" in made.get("/").text
+
+
+def test_a_shard_on_its_way_is_shown_with_its_progress(setting: Setting, guest: Browser) -> None:
+    guest.log_in(setting.tokens["viewer"])
+    assert "Moves" not in guest.get("/shards").text
+    database = Database(setting.center.config.store.catalog.get_secret_value())
+    places = {"shard": 7, "source": "s" * 32, "target": "t" * 32, "run": "", "position": "{}"}
+    rows = {"step": int(MoveStep.COPYING), "copied": 1_200, "expected": 5_000}
+    times = {"started_ms": 1_790_000_000_000, "updated_ms": 1_790_000_060_000}
+    with database.engine.begin() as connection:
+        connection.execute(shard_move.insert().values(**places, **rows, **times))
+    shown = guest.get("/shards").text
+    with database.engine.begin() as connection:
+        connection.execute(shard_move.delete())
+    database.close()
+    assert re.search(r'<th scope="row">07</th><td>t{32}</td><td><span class="badge copying">COPYING', shown)
+    assert "1,200 / 5,000" in shown
 
 
 class TestStrangers:

@@ -53,7 +53,8 @@ class _Error(Exception):
 @pytest.mark.parametrize(
     ("sqlstate", "meaning"),
     [
-        *((code, Failure.UNAVAILABLE) for code in ("08006", "28P01", "3D000", "25006", "25P03", "42501", "42P01")),
+        *((code, Failure.UNAVAILABLE) for code in ("08006", "28P01", "3D000", "25006", "25P03", "42501")),
+        ("42P01", Failure.TABLE_MISSING),
         *((code, Failure.UNAVAILABLE) for code in ("53100", "53200", "53300", "57014", "57P01", "57P03", "58030")),
         ("55P03", Failure.ROW_WAITED),
         *((code, Failure.CONFLICT) for code in ("40001", "40P01")),

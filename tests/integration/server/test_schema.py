@@ -19,7 +19,7 @@ from tmc_server.domain.numbers import Shard
 from tmc_server.store import migrate as migrating
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.fitness import examine
-from tmc_server.store.migrate import SERVES_FROM, VERSION_TABLE, RevisionLost, head_revision, migrate, revision_of
+from tmc_server.store.migrate import SERVES_FROM, VERSION_TABLE, CannotMigrate, head_revision, migrate, revision_of
 from tmc_server.store.tables import FAMILY, database_identity, shard_tables
 from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
@@ -125,7 +125,7 @@ def test_older_tables_without_a_revision_are_refused(kind: str, request: pytest.
     with database.transaction() as connection:
         connection.exec_driver_sql("ALTER TABLE tmc_topic DROP COLUMN open_limit")
         connection.exec_driver_sql(f"DELETE FROM {VERSION_TABLE}")
-    with pytest.raises(RevisionLost, match=f"tmc_topic lacks open_limit, and {VERSION_TABLE}"):
+    with pytest.raises(CannotMigrate, match=f"tmc_topic lacks open_limit, and {VERSION_TABLE}"):
         migrate(ShardMap(database, [database] * 32))
     assert revision_of(database) is None
     database.close()

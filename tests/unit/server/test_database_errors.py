@@ -37,7 +37,6 @@ MEANS_UNAVAILABLE = (
     *(
         1135,
         1142,
-        1146,
         1152,
         1156,
         1158,
@@ -82,7 +81,9 @@ def test_what_is_wrong_with_a_statement_is_a_bug(number: int) -> None:
 
 
 def test_every_number_is_in_one_of_these_lists() -> None:
-    assert set(ErrorNumber) == {*MEANS_UNAVAILABLE, *MEANS_CONFLICT, ErrorNumber.ER_LOCK_WAIT_TIMEOUT}
+    alone = {ErrorNumber.ER_LOCK_WAIT_TIMEOUT, ErrorNumber.ER_NO_SUCH_TABLE}
+    assert set(ErrorNumber) == {*MEANS_UNAVAILABLE, *MEANS_CONFLICT, *alone}
+    assert MySQL().failure_of(_error(ErrorNumber.ER_NO_SUCH_TABLE)) is Failure.TABLE_MISSING
     assert MySQL().failure_of(_error(ErrorNumber.ER_LOCK_WAIT_TIMEOUT)) is Failure.ROW_WAITED
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tmc_server.domain.numbers import Shard
+from tmc_server.domain.placement import MoveStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,27 @@ class ServerView:
     shards: Sequence[Shard]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveProgress:
+    """How far a shard is on its way. database: identity of where it goes.  address: "" if this server does not know it.
+
+    updated_ms: the last sign of the command that moves it.
+    """
+
+    database: str
+    address: str
+    step: MoveStep
+    copied_rows: int
+    expected_rows: int
+    started_ms: int
+    updated_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlace:
     """Where the catalog says a shard is. place: address of its database when that was stored, without credentials."""
 
     shard: Shard
     identity: str
     place: str
+    move: MoveProgress | None = None

@@ -25,6 +25,7 @@ class Failure(Enum):
     ROW_WAITED = "another transaction held a row for longer than we wait; ours was rolled back"
     CONFLICT = "our transaction lost against another one and was rolled back: run it again"
     UNAVAILABLE = "the database cannot be used now: ask again"
+    TABLE_MISSING = "a table is not there: its shard is being moved, or the database restored"
     FAULT = "anything else"
 
 
@@ -77,6 +78,27 @@ class Insertion:
                 for row in rows
             ]
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Changes of the rows of `table` are written into `log`, by their `keys`. shard: only rows of this one; None: all rows."""
+
+    table: str
+    log: str
+    keys: Sequence[str]
+    shard: int | None
+
+    def insert(self, version: str) -> str:
+        """Write the statement of a trigger. version: NEW or OLD."""
+        values = ", ".join(f"{version}.{key}" for key in self.keys)
+        return f"INSERT INTO {self.log} ({', '.join(self.keys)}) VALUES ({values})"
+
+    @property
+    def each(self) -> Sequence[tuple[str, str, str]]:
+        """Return name, event and version of the row for three triggers."""
+        events = (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD"))
+        return [(f"{self.log}_{event[0].lower()}", event, version) for event, version in events]
 
 
 class ExclusiveLock(Protocol):
@@ -138,6 +160,24 @@ class Dialect(Protocol):
 
     def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
         """Return findings: whether messages are safe in it. batch_bytes: the largest transaction that a server sends."""
+
+    def hold_for_move(self, connection: sa.Connection) -> bool:
+        """Keep other moves of shards away from this database as long as the connection is open. Returns: whether it worked."""
+
+    def wait_briefly(self) -> str:
+        """Return the statement by which changes of tables give up soon: while they wait for others, everybody waits for them."""
+
+    def recording(self, connection: sa.Connection, recording: Recording) -> list[str]:
+        """Return statements that have every change of a row in a table written into another one, in its transaction.
+
+        Nothing changes where that is so already.
+        """
+
+    def recording_no_more(self, recording: Recording) -> list[str]:
+        """Return statements that end it, also where it was begun by half."""
+
+    def renaming(self, names: Mapping[str, str]) -> list[str]:
+        """Return statements that rename tables, all of them or none, once no transaction uses them."""
 
     def through_index(self, index: str) -> str:
         """Return what follows a table's name to have it read through this index, whatever the statistics say."""

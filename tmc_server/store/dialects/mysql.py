@@ -22,6 +22,7 @@ from tmc_server.store.dialects.contract import (
     Failure,
     Finding,
     Insertion,
+    Recording,
     Refusal,
     insert_all_or_none,
 )
@@ -103,6 +104,7 @@ _FAILURES = {
     **dict.fromkeys(ErrorNumber, Failure.UNAVAILABLE),
     ErrorNumber.ER_LOCK_WAIT_TIMEOUT: Failure.ROW_WAITED,
     ErrorNumber.ER_LOCK_DEADLOCK: Failure.CONFLICT,
+    ErrorNumber.ER_NO_SUCH_TABLE: Failure.TABLE_MISSING,
     ErrorNumber.ER_CHECKREAD: Failure.CONFLICT,  # the row changed since the snapshot
 }
 
@@ -219,6 +221,35 @@ class MySQL:
                 ok=isolation == "READ-COMMITTED",
             ),
         ]
+
+    def hold_for_move(self, connection: sa.Connection) -> bool:
+        lock = f"SELECT GET_LOCK(CONCAT('tmc_move_', DATABASE()), {LOCK_WAIT_S})"
+        return bool(connection.exec_driver_sql(lock).scalar_one() == 1)
+
+    def wait_briefly(self) -> str:
+        return "SET SESSION lock_wait_timeout = 1"
+
+    def recording(self, connection: sa.Connection, recording: Recording) -> list[str]:
+        def body(version: str) -> str:
+            insert = recording.insert(version)
+            return (
+                insert if recording.shard is None else f"IF {version}.shard = {recording.shard} THEN {insert}; END IF"
+            )
+
+        # MySQL knows no CREATE TRIGGER IF NOT EXISTS before 8.0.29.
+        query = "SELECT trigger_name FROM information_schema.triggers WHERE trigger_schema = DATABASE()"
+        there = set(connection.exec_driver_sql(query).scalars())
+        return [
+            f"CREATE TRIGGER {name} AFTER {event} ON {recording.table} FOR EACH ROW {body(version)}"
+            for name, event, version in recording.each
+            if name not in there
+        ]
+
+    def recording_no_more(self, recording: Recording) -> list[str]:
+        return [f"DROP TRIGGER IF EXISTS {name}" for name, _event, _version in recording.each]
+
+    def renaming(self, names: Mapping[str, str]) -> list[str]:
+        return [f"RENAME TABLE {', '.join(f'{old} TO {new}' for old, new in names.items())}"]
 
     def through_index(self, index: str) -> str:
         return f"FORCE INDEX ({index})"

@@ -24,6 +24,7 @@ from tmc_server.store.dialects.contract import (
     Failure,
     Finding,
     Insertion,
+    Recording,
     Refusal,
 )
 from tmc_server.store.dialects.pools import POOL, reading_transaction, test_after_rest, transactions_and_reads
@@ -33,6 +34,7 @@ _OLDEST = 14
 # Numbers of advisory locks; each database has its own.
 _EXCLUSIVE = 7_631_203_001
 _MIGRATING = 7_631_203_002
+_MOVING = 7_631_203_003
 
 _LATER_S = 2  # a server that lives ends the statement first, and the connection stays
 
@@ -47,7 +49,7 @@ class SqlState(StrEnum):
     SERIALIZATION_FAILURE = "40001"
     DEADLOCK_DETECTED = "40P01"
     INSUFFICIENT_PRIVILEGE = "42501"
-    UNDEFINED_TABLE = "42P01"  # it is being restored
+    UNDEFINED_TABLE = "42P01"
     DUPLICATE_DATABASE = "42P04"
     UNIQUE_VIOLATION = "23505"
     LOCK_NOT_AVAILABLE = "55P03"
@@ -62,7 +64,7 @@ _FAILURES: dict[str, Failure] = {
     SqlState.TRANSACTION_TIMEOUT: Failure.UNAVAILABLE,
     SqlState.INVALID_CATALOG_NAME: Failure.UNAVAILABLE,
     SqlState.INSUFFICIENT_PRIVILEGE: Failure.UNAVAILABLE,
-    SqlState.UNDEFINED_TABLE: Failure.UNAVAILABLE,
+    SqlState.UNDEFINED_TABLE: Failure.TABLE_MISSING,
 }
 _MADE_MEANWHILE = (SqlState.DUPLICATE_DATABASE, SqlState.UNIQUE_VIOLATION)  # by another tmc init
 _CLASSES_AWAY = {
@@ -224,6 +226,31 @@ class PostgreSQL:
                 ok=is_direct,
             ),
         ]
+
+    def hold_for_move(self, connection: sa.Connection) -> bool:
+        return bool(connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({_MOVING})").scalar_one())
+
+    def wait_briefly(self) -> str:
+        # Longer than deadlock_timeout, a second: only then does an autovacuum that is in the way give up.
+        return "SET lock_timeout = '1500ms'"
+
+    def recording(self, connection: sa.Connection, recording: Recording) -> list[str]:
+        def insert(version: str) -> str:
+            only = "" if recording.shard is None else f"IF {version}.shard = {recording.shard} THEN "
+            return f"{only}{recording.insert(version)};{' END IF;' if only else ''}"
+
+        body = f"IF TG_OP = 'DELETE' THEN {insert('OLD')} ELSE {insert('NEW')} END IF; RETURN NULL;"
+        return [
+            f"CREATE OR REPLACE FUNCTION {recording.log}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$",
+            f"CREATE OR REPLACE TRIGGER {recording.log} AFTER INSERT OR UPDATE OR DELETE ON {recording.table}"
+            f" FOR EACH ROW EXECUTE FUNCTION {recording.log}()",
+        ]
+
+    def recording_no_more(self, recording: Recording) -> list[str]:
+        return [f"DROP FUNCTION IF EXISTS {recording.log}() CASCADE"]  # with its trigger, whatever the table is called
+
+    def renaming(self, names: Mapping[str, str]) -> list[str]:
+        return [f"ALTER TABLE {old} RENAME TO {new}" for old, new in names.items()]
 
     def through_index(self, index: str) -> str:
         return ""  # there are no hints; see enable_seqscan

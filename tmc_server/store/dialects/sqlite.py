@@ -13,7 +13,15 @@ from typing import IO, Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from tmc_server.store.dialects.contract import DatabaseTaken, Failure, Finding, Insertion, Refusal, insert_all_or_none
+from tmc_server.store.dialects.contract import (
+    DatabaseTaken,
+    Failure,
+    Finding,
+    Insertion,
+    Recording,
+    Refusal,
+    insert_all_or_none,
+)
 
 # Our own writers take turns: who locks the file is somebody else.
 _AWAY = (
@@ -45,6 +53,8 @@ class SQLite:
         return engine, engine
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
+        if "no such table" in str(exc.orig):
+            return Failure.TABLE_MISSING
         away = any(part in str(exc.orig) for part in _AWAY)
         return Failure.UNAVAILABLE if away or isinstance(exc, sa.exc.InterfaceError) else Failure.FAULT
 
@@ -77,6 +87,28 @@ class SQLite:
             Finding(setting="journal_mode", value=journal, must="be wal", ok=journal == "wal"),
             Finding(setting="synchronous", value=synchronous, must="be 2 (FULL)", ok=synchronous in ("2", "3")),
         ]
+
+    def hold_for_move(self, connection: sa.Connection) -> bool:
+        return True  # the lock of the file keeps everybody away
+
+    def wait_briefly(self) -> str:
+        return "PRAGMA busy_timeout = 1000"
+
+    def recording(self, connection: sa.Connection, recording: Recording) -> list[str]:
+        def only(version: str) -> str:
+            return "" if recording.shard is None else f"WHEN {version}.shard = {recording.shard} "
+
+        return [
+            f"CREATE TRIGGER IF NOT EXISTS {name} AFTER {event} ON {recording.table} FOR EACH ROW {only(version)}"
+            f"BEGIN {recording.insert(version)}; END"
+            for name, event, version in recording.each
+        ]
+
+    def recording_no_more(self, recording: Recording) -> list[str]:
+        return [f"DROP TRIGGER IF EXISTS {name}" for name, _event, _version in recording.each]
+
+    def renaming(self, names: Mapping[str, str]) -> list[str]:
+        return [f"ALTER TABLE {old} RENAME TO {new}" for old, new in names.items()]
 
     def through_index(self, index: str) -> str:
         return f"INDEXED BY {index}"
