@@ -525,7 +525,9 @@ class ShardMove:
                 continue  # the target has those of its own shards as well
             ours = self._groups(self._source.database, part, part.table)
             theirs = self._groups(self._target.database, part, part.copy)
-            differing = [key for key, mine, other in _merged(ours, theirs) if mine != other]
+            differing = [
+                key for key, mine, other in _merged(ours, theirs) if mine != other and _plain(mine) != _plain(other)
+            ]
             for start in range(0, len(differing), _CHANGES):
                 some = differing[start : start + _CHANGES]
                 log = sa.select(*(part.log.c[name] for name in part.group)).where(part.among(part.log, some))
@@ -538,10 +540,11 @@ class ShardMove:
                     )
 
     def _groups(self, database: Database, part: _Part, table: sa.Table) -> Iterator[tuple[Key, list[Key]]]:
-        """Yield keys with the values of their rows, as every database can hold them."""
+        """Yield keys with the values of their rows."""
         rows = chain.from_iterable(self._pages(database, part, table))
+        values = operator.itemgetter(*part.insert.columns)
         for key, group in groupby(rows, part.key_of):
-            yield key, [tuple(_plain(row[name]) for name in part.insert.columns) for row in group]
+            yield key, [values(row) for row in group]
 
     def _follow(self) -> None:
         while sum(self._drain(part) for part in self._parts) > _FEW:
@@ -678,9 +681,9 @@ def _merged(
             mine, other = next(ours, None), next(theirs, None)
 
 
-def _plain(value: Any) -> Any:
-    """Text as every database can hold it."""
-    return without_nul(value) if isinstance(value, str) else value
+def _plain(rows: Sequence[Key]) -> list[Key]:
+    """Return rows with their texts as every database can hold them."""
+    return [tuple(without_nul(value) if isinstance(value, str) else value for value in row) for row in rows]
 
 
 def _behind(columns: Sequence[sa.ColumnElement[Any]], after: Key) -> sa.ColumnElement[bool]:
