@@ -152,7 +152,12 @@ class CenterTables:
     def _databases(self) -> StoreDatabases:
         """The databases by shard as the catalog has them: shards move while servers run. Raises CannotRun."""
         catalog, known = self._configured.catalog, [*self._configured.each, *self._configured.spare]
-        identities = {self._identity(place): place for place in {place.url: place for place in known}.values()}
+        identities: dict[str, Database] = {}
+        for place in {place.url: place for place in known}.values():
+            if identities.setdefault(self._identity(place), place) is not place:
+                raise CannotRun(
+                    "Two databases in [store] say that they are the same one: name each by one URL, and no copies."
+                )
         rows = self._rows(catalog, "(SELECT shard, identity FROM tmc_shard_map) q", "shard INT, identity STRING")
         holders = {row.shard: identities[row.identity] for row in rows if row.identity in identities}
         away = [shard for shard in range(SHARDS) if shard not in holders]

@@ -10,7 +10,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,21 @@ class StoreUnderTest:
         operation = self.a_prepare(**changes)
         self.perform(operation)
         return operation
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The shard's messages are not where they were, as while it moves; see store/moving.py."""
+        name = shard_tables(self.shard).message.name
+        self._rename(name, f"{name}_moved")
+        try:
+            yield
+        finally:
+            self._rename(f"{name}_moved", name)
+
+    def _rename(self, table: str, name: str) -> None:
+        with self.database.transaction() as connection:
+            for statement in self.database.dialect.renaming({table: name}):
+                connection.exec_driver_sql(statement)
 
     def submitted(self, room: int = 0, **changes: Any) -> int:
         """A committed message. room: copies that the outlet takes at that moment."""

@@ -24,7 +24,7 @@ from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.ports.bulk import NewBulkJob
 from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.duties.bulk import BulkWorking
-from tmc_server.errors import ConsumptionClosed, RowLocked
+from tmc_server.errors import ConsumptionClosed, RowLocked, StoreUnavailable
 from tmc_server.store.bulk_jobs import SqlBulkStore
 from tmc_server.store.bulk_work import SqlBulkWork
 from tmc_server.store.copies import parse_headers
@@ -561,3 +561,23 @@ def test_outcomes_are_forgotten_after_the_window(bulk: Bulk) -> None:
     with store.database.reading() as connection:
         assert connection.execute(sa.select(bulk_item)).fetchall() == []
     assert bulk.finish(job) == BulkProgress(done=5, finished=1)  # known for good: a job never begins a shard again
+
+
+def test_rows_in_tables_of_all_shards_are_not_written_while_their_shard_is_frozen(bulk: Bulk) -> None:
+    store = bulk.store
+    a_failure(store)
+    finished = bulk.start(REACTIVATE)
+    bulk.finish(finished)
+    begun = bulk.start(CANCEL, C.SCHEDULED)
+    work = SqlBulkWork(store.new_writer(), store.leases, store.ids)
+    closed = ClosedMessages(store.database, store.leases)
+    with store.frozen():
+        for write in (
+            lambda: work.step(begun, store.shard, 10),
+            lambda: closed.remove(store.shard, [], store.clock()),
+            lambda: closed.forget(store.clock() + 1, 10),
+        ):
+            with pytest.raises(StoreUnavailable) as refused:
+                write()
+            assert refused.value.lacks_table
+    assert closed.forget(store.clock() + 1, 10) >= 1

@@ -96,6 +96,9 @@ def test_what_was_moved_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) ->
     numbers = _fill(store)
     (said,) = _moved(store, url)
     assert re.fullmatch(rf"Shard {store.shard} is in .* now; callers waited for \d+\.\d\d s\.", said)
+    with pytest.raises(StoreUnavailable) as refused:
+        store.perform(store.a_prepare())  # by a server that has heard of nothing
+    assert refused.value.lacks_table
     target = Database(url, clock=store.clock)
     moved = ShardWriter(target, store.watch, store.outlet, lambda: INCARNATION)
     with target.engine.connect() as connection:
@@ -318,6 +321,51 @@ def test_an_undo_that_is_killed_is_finished_before_anything_else(moved: _Moving)
         moved.move(there)
         assert moved.rows(there) == before, name
         moved.confirm()
+
+
+def test_a_copy_whose_indexes_were_not_made_gets_them(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    _fill(store)
+    with pytest.MonkeyPatch.context() as patch:
+        _dying(patch, "ShardMove._copy", 1, after=False)
+        with pytest.raises(Killed):
+            _moved(store, url)
+    target = Database(url)
+    tables = shard_tables(store.shard).all
+    with target.transaction() as connection:
+        for copy in (table.to_metadata(sa.MetaData(), name=f"{table.name}_copy") for table in tables):
+            for index in copy.indexes:
+                index.drop(connection)
+    target.close()
+    _moved(store, url)
+    target = Database(url)  # SQLite's pragmas tell an older connection what it knew
+    with target.reading() as connection:
+        look = sa.inspect(connection)
+        made = {index["name"] for table in tables for index in look.get_indexes(table.name)}
+    assert made >= {index.name for table in tables for index in table.indexes}
+    target.close()
+
+
+def test_a_row_that_is_lost_on_the_way_is_noticed(
+    pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, url = pair
+    _fill(store)
+    whole: Any = vars(moving)["_statements"]
+    monkeypatch.setattr(moving, "_statements", lambda rows: whole(rows[:-1] if len(rows) == 500 else rows))
+    with pytest.raises(CannotStart, match=r"the rows of .* differ after the copy, and nothing has changed them. Undo"):
+        _moved(store, url)
+    undo_moves(_configured(store, url), str(store.shard), str)
+    target = Database(url)
+    _nothing_is_left(store.database, target)
+    target.close()
+
+
+def test_a_target_of_another_center_is_refused(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    initialize(Config.model_validate({"store": {"catalog": url}}))
+    with pytest.raises(CannotStart, match="is of another center: give an empty one"):
+        initialize(_configured(store, url))
 
 
 def test_nobody_can_write_into_a_copy(pair: tuple[StoreUnderTest, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from pydantic import SecretStr
 
 from tmc_server.app import maintenance
 from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
 from tmc_server.app.moves import move_shards
 from tmc_server.config import Config
 from tmc_server.domain.numbers import Shard
+from tmc_server.domain.placement import MoveStep
 from tmc_server.store.catalog import CatalogStore
 from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
-from tmc_server.store.migrate import migrate
+from tmc_server.store.migrate import VERSION_TABLE, migrate
 from tmc_server.store.shard_map import Following, ShardsElsewhere, check
-from tmc_server.store.tables import DATABASE_TABLES
+from tmc_server.store.tables import DATABASE_TABLES, shard_move
 
 Configured = Callable[..., Config]
 
@@ -74,6 +76,36 @@ def test_a_database_that_nobody_configured_is_named_and_the_way_out_said(configu
     shards.close()
     with pytest.raises(CannotStart, match=said):
         initialize(only)
+
+
+def test_a_copy_of_a_database_beside_it_is_refused(configured: Configured, tmp_path: Path) -> None:
+    """Such as a snapshot that was to become another shard's home: nobody can say which one is meant."""
+    initialize(configured(16))
+    shutil.copy(tmp_path / "two.db", tmp_path / "three.db")
+    store = configured(16).store.model_copy(update={"spare": (SecretStr(f"sqlite:///{tmp_path}/three.db"),)})
+    both = configured(16).model_copy(update={"store": store})
+    said = r"three\.db and .*two\.db say that they are the same database: .* Name each database by one address"
+    with pytest.raises(CannotStart, match=said):
+        initialize(both)
+    with pytest.raises(CannotStart, match=said):
+        move_shards(both, "16", "three.db", str)
+
+
+def test_tables_are_not_upgraded_beside_a_move(configured: Configured) -> None:
+    initialize(configured())
+    shards = open_shards(configured())
+    places = {"shard": 7, "source": "s", "target": "t", "run": "", "position": "{}", "copied": 0, "expected": 0}
+    with shards.catalog.transaction() as connection:
+        connection.execute(shard_move.insert().values(**places, step=MoveStep.FROZEN, started_ms=1, updated_ms=1))
+    initialize(configured())
+    with shards.catalog.transaction() as connection:
+        connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
+    with pytest.raises(CannotStart, match="Shard 7 is being moved: finish that with tmc move-shard --to, or undo it"):
+        initialize(configured())
+    with shards.catalog.transaction() as connection:
+        connection.execute(shard_move.update().values(step=MoveStep.MOVED))
+    initialize(configured())
+    shards.close()
 
 
 def test_the_doctor_shows_the_map_and_says_when_a_database_is_missing(configured: Configured) -> None:

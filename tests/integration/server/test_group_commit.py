@@ -12,10 +12,13 @@ import sqlalchemy as sa
 
 from tests.support.store import DONE, StoreUnderTest, server_store
 from tmc_server.domain.message import MessageState
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.operations import Operation, Stored
 from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown, StoreUnavailable
+from tmc_server.store import group_commit
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.group_commit import GroupCommit, Limits
+from tmc_server.store.engines import Database
+from tmc_server.store.group_commit import GroupCommit, Limits, Whereabouts
 from tmc_storm.eventually import eventually
 from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
@@ -40,11 +43,14 @@ def _run(
     writer: ShardWriter | None = None,
     limits: Limits | None = None,
     died: list[int] | None = None,
+    whereabouts: Whereabouts | None = None,
 ) -> Any:
     async def main() -> Any:
         loop = asyncio.get_running_loop()
         deaths = [] if died is None else died
-        made = GroupCommit(writer or store.writer, limits or Limits(lanes=2), loop, lambda: deaths.append(1))
+        made = GroupCommit(
+            writer or store.writer, limits or Limits(lanes=2), loop, lambda: deaths.append(1), whereabouts
+        )
         made.start()
         try:
             return await story(made)
@@ -112,6 +118,39 @@ def test_a_neighbor_is_not_refused_by_a_queue_that_a_greedy_app_has_filled(store
     assert [type(answer) for answer in of_polite] == [Stored] * 3
     assert [type(answer) for answer in of_greedy] == [Stored] * 7 + [QueueFull] * 3
     assert [len(store.messages_with_key(operation.key)) for operation in greedy] == [1] * 7 + [0] * 3
+
+
+class _OnItsWay:
+    """Nobody has the shard."""
+
+    looks = 0
+
+    def look(self, _shard: Shard) -> Database | None:
+        self.looks += 1
+
+
+def test_a_shard_on_its_way_is_waited_for_once_for_each_time_it_is_frozen(
+    store: StoreUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that moves it may have been killed: what comes later is refused at once, and the lane works for others."""
+    monkeypatch.setattr(group_commit, "_FROZEN_S", 0.2)
+    way = _OnItsWay()
+
+    async def looks(commit: GroupCommit) -> tuple[bool, int]:
+        before = way.looks
+        (answer,) = await _perform(commit, store.a_prepare())
+        return isinstance(answer, StoreUnavailable), way.looks - before
+
+    async def story(commit: GroupCommit) -> None:
+        for _ in range(2):
+            with store.frozen():
+                is_refused, first = await looks(commit)
+                assert is_refused
+                assert first > 1
+                assert await looks(commit) == (True, 1)
+            assert await looks(commit) == (False, 0)
+
+    _run(store, story, whereabouts=way)
 
 
 def test_a_cancelled_caller_does_not_hurt_its_neighbors(store: StoreUnderTest) -> None:
