@@ -77,7 +77,7 @@ def _kill_again_and_again(cluster: Cluster, traffic: ShardTraffic, kills: int) -
         killed += process.returncode == -signal.SIGKILL
         if number % 5 == 4:
             start_move(cluster, _SHARD, "--undo").communicate(timeout=_MOVE_S)
-        traffic.goes_on(_BATCH * _THREADS)
+            traffic.goes_on(_BATCH * _THREADS)
     return killed
 
 

@@ -151,10 +151,10 @@ class CenterTables:
     @cached_property
     def _databases(self) -> StoreDatabases:
         """The databases by shard as the catalog has them: shards move while servers run. Raises CannotRun."""
-        catalog, known = self._configured.catalog, [*self._configured.each, *self._configured.spare]
+        catalog, known = self._configured.catalog, self._configured.each
         identities: dict[str, Database] = {}
-        for place in {place.url: place for place in known}.values():
-            if identities.setdefault(self._identity(place), place) is not place:
+        for place in known:
+            if identities.setdefault(self._identity(place), place).url != place.url:
                 raise CannotRun(
                     "Two databases in [store] say that they are the same one: name each by one URL, and no copies."
                 )
@@ -281,7 +281,7 @@ class CenterTables:
             self._spark.read.format("jdbc")
             .options(**place.options(self._fetch), dbtable=f"({query}) q", customSchema=schema)
             .load()
-            for place in self._databases.each
+            for place in self._configured.each  # what operators did is noted where a shard was then
         ]
         return reduce(DataFrame.unionByName, frames)
 
@@ -370,7 +370,7 @@ class StoreDatabases:
     @property
     def each(self) -> list[Database]:
         """Return every database once."""
-        return list({place.url: place for place in (self.catalog, *self.shards)}.values())
+        return list({place.url: place for place in (self.catalog, *self.shards, *self.spare)}.values())
 
 
 def databases_of(store: StoreConfig) -> StoreDatabases:

@@ -58,7 +58,7 @@ def test_a_shard_moves_there_and_back_under_traffic(cluster: Cluster, note: Call
             killed += process.returncode == -signal.SIGKILL
             if number % 4 == 3:
                 start_move(cluster, SHARD, "--undo").communicate(timeout=60)
-            traffic.goes_on(20)
+                traffic.goes_on(20)
         said = move(cluster, SHARD, "--to", "tmc_spare")
         traffic.goes_on(100)
         move(cluster, SHARD, "--confirm")
@@ -67,6 +67,7 @@ def test_a_shard_moves_there_and_back_under_traffic(cluster: Cluster, note: Call
     finally:
         traffic.stop()
     note(f"{traffic.count} messages, {killed} kills. {said} {back}")
+    assert killed >= KILLS // 2
     assert traffic.failed == []
     assert _states(cluster.databases[0].url("tmc_cluster")) == {"ACKED": traffic.count}
     assert _states(there) is None

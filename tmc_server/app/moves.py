@@ -14,7 +14,7 @@ from tmc_server.domain.numbers import Shard
 from tmc_server.domain.placement import SHARDS
 from tmc_server.errors import RowLocked, StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken
-from tmc_server.store.engines import Database, ShardMap
+from tmc_server.store.engines import Database, ShardMap, StoreConflict
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import head_revision, revision_of
@@ -85,7 +85,7 @@ def _opened(config: Config) -> Iterator[ShardMap]:
         check(shards)
         _demand_this_revision(shards)
         yield shards
-    except (StoreUnavailable, RowLocked, sa.exc.SQLAlchemyError) as exc:
+    except (StoreUnavailable, RowLocked, StoreConflict, sa.exc.SQLAlchemyError) as exc:
         raise CannotStart(f"{said_by_database(exc)} Then run this again: it continues where it was.") from exc
     except (TmcError, DatabaseTaken, ShardsElsewhere, MoveRefused) as exc:
         raise CannotStart(str(exc)) from exc
@@ -108,6 +108,9 @@ def _named(shards: ShardMap, to: str) -> Database:
     identities = {database: identity for identity, database in shards.by_identity.items()}
     known = [f"{identities.get(each, 'without tables')[:8]} ({place_of(each)})" for each in shards.homes]
     found = [each for each in shards.homes if to in place_of(each) or identities.get(each, "").startswith(to)]
+    found = [
+        each for each in found if to in (place_of(each), place_of(each).rpartition("/")[2])
+    ] or found  # rather all of it
     if len(found) != 1:
         raise MoveRefused(
             f"--to {to!r} names {len(found)} of the databases: give a part of one's address or identity. There are"

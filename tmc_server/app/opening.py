@@ -19,7 +19,7 @@ from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import migrate
 from tmc_server.store.nodes import NodeSlots
-from tmc_server.store.shard_map import check
+from tmc_server.store.shard_map import check, settle
 
 log = EventLog("tmc.app")
 
@@ -53,6 +53,7 @@ def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack)
     for database in shards.databases:
         database.hold_exclusively() if is_alone else database.refuse_beside_another()
     if is_open:
+        settle(shards, some_are_made=True)
         migrate(shards)
     _demand_safe_settings(config, shards)
     check(shards)
@@ -60,7 +61,7 @@ def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack)
     catalog = CatalogStore(shards.catalog, delay_ms)
     lease_ms = round(config.server.lease_seconds * 1000)
     name = f"{socket.gethostname()}:{os.getpid()}"
-    nodes = NodeSlots(shards.catalog, name, lease_ms=lease_ms, stale_ms=delay_ms)
+    nodes = NodeSlots(shards.catalog, name, lease_ms=lease_ms, stale_ms=delay_ms, databases=list(shards.by_identity))
     watch = CatalogWatch(catalog, nodes.run, nodes.acknowledge)
     store = OpenStore(
         shards=shards,

@@ -121,7 +121,7 @@ class CatalogFollowing:
     def _follow(self, catalog: Catalog) -> None:
         self._followed = catalog.version
         self._outlets.catalog_changed()
-        if unknown := self._shards.follow(catalog.version, catalog.shard_map):
+        if unknown := self._shards.follow(catalog.version, catalog.shard_map, catalog.frozen):
             log.critical(
                 "shard_map_changed",
                 "shard %s is in a database that this server's configuration does not know: add it to [store]",

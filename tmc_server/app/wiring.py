@@ -468,7 +468,7 @@ def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Par
     database, nodes = writer.database, store.nodes
     leases = ShardLeases(
         database,
-        partial(store.shards.shards_in, database),
+        partial(store.shards.usable_in, database),
         nodes.incarnation,
         lambda: [run.incarnation for run in nodes.alive if not run.drained],
         store.lease_ms,

@@ -16,7 +16,7 @@ from tmc_server.domain.checks import CheckPolicy
 from tmc_server.domain.declared import setting
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
-from tmc_server.domain.placement import is_among, shards_of
+from tmc_server.domain.placement import MoveStep, is_among, shards_of
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
 from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnknown
 
@@ -196,7 +196,7 @@ class Subscription:
 class Catalog:
     """One consistent copy. version: grows with every change.  shard_map: identity of the database by shard.
 
-    moving: shards that are on their way to another database.  silences: of alerts; some may be over.
+    moving: the step of shards that are on their way to another database.  silences: of alerts; some may be over.
     """
 
     version: int = 0
@@ -204,8 +204,13 @@ class Catalog:
     topics: Mapping[int, Topic] = field(default_factory=dict)
     subscriptions: Mapping[SubscriptionNumber, Subscription] = field(default_factory=dict)
     shard_map: Mapping[Shard, str] = field(default_factory=dict)
-    moving: Collection[Shard] = ()
+    moving: Mapping[Shard, MoveStep] = field(default_factory=dict)
     silences: Sequence[Silence] = ()
+
+    @property
+    def frozen(self) -> Collection[Shard]:
+        """Return shards that nobody can use, as far as one can tell: they are about to arrive, or to be given back."""
+        return [shard for shard, step in self.moving.items() if step in (MoveStep.FROZEN, MoveStep.UNDOING)]
 
     @cached_property
     def app_by_id(self) -> Mapping[str, App]:

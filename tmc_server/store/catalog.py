@@ -457,11 +457,10 @@ class CatalogStore(CatalogChanges):
                     for row in connection.execute(sa.select(subscription))
                 },
                 shard_map={row.shard: row.identity for row in connection.execute(sa.select(shard_map))},
-                moving=set(
-                    connection.execute(
-                        sa.select(shard_move.c.shard).where(shard_move.c.step < MoveStep.MOVED)
-                    ).scalars()
-                ),
+                moving={
+                    row.shard: MoveStep(row.step)
+                    for row in connection.execute(sa.select(shard_move).where(shard_move.c.step < MoveStep.MOVED))
+                },
                 silences=[silence_of(row) for row in connection.execute(sa.select(silence).order_by(silence.c.id))],
             )
 

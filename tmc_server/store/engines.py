@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -282,6 +282,7 @@ class ShardMap:
         self.homes = list(dict.fromkeys([*shards, *spare]))
         self.by_identity: dict[str, Database] = {}
         self._followed = -1
+        self._frozen: Collection[Shard] = ()
         self._following = threading.Lock()
 
     @property
@@ -292,18 +293,24 @@ class ShardMap:
     def shards_in(self, database: Database) -> list[Shard]:
         return [Shard(shard) for shard, holder in enumerate(self.shards) if holder is database]
 
+    def usable_in(self, database: Database) -> list[Shard]:
+        """Return its shards but for those that are frozen: a duty that meets one stops for all."""
+        return [shard for shard in self.shards_in(database) if shard not in self._frozen]
+
     def holder(self, shard: Shard) -> Database:
         return self.shards[shard]
 
-    def follow(self, version: int, places: Mapping[Shard, str]) -> Sequence[Shard]:
+    def follow(self, version: int, places: Mapping[Shard, str], frozen: Collection[Shard]) -> Sequence[Shard]:
         """Use the shards where the catalog of this version says that they are, by the identities of databases.
+
+        frozen: those that nobody can use now.
 
         Returns: those in a database that is not configured; then nothing changes.
         """
         unknown = [shard for shard, identity in places.items() if identity not in self.by_identity]
         with self._following:
             if places and not unknown and version >= self._followed:
-                self._followed = version
+                self._followed, self._frozen = version, frozen
                 self.shards = tuple(self.by_identity[places[Shard(shard)]] for shard in range(SHARDS))
         return unknown
 

@@ -72,6 +72,7 @@ class SqlFailures:
                 failed.c.topic_no == name.topic,
                 failed.c.subscription_no == name.subscription,
                 failed.c.fingerprint == name.fingerprint,
+                failed.c.shard.in_(self._shards.shards_in(group.databases[-1])),
             )
             .limit(1)
         )

@@ -50,6 +50,7 @@ _LOCKED_PAUSE_S = 0.02
 _LOCKED_TRIES = 100  # x the pause: about two seconds
 _FROZEN_PAUSE_S = 0.02
 _FROZEN_S = 10.0  # a move takes a second or two
+_GIVEN_UP_S = 60.0  # after that it may be another move
 
 
 BATCH_BYTES = 4 << 20
@@ -109,8 +110,8 @@ class _Waiting:
 class Whereabouts(Protocol):
     """Says where a shard is."""
 
-    def look(self, shard: Shard) -> Database | None:
-        """Return the database that has it now, as the catalog says; None: it is on its way. Raises StoreUnavailable."""
+    def look(self, shard: Shard, here: Database) -> Database | None:
+        """Return the database that has it now, as the catalog says; None: it is on its way from here. Raises TmcError."""
 
 
 class GroupCommit:
@@ -333,14 +334,17 @@ class GroupCommit:
         if self._whereabouts is None:
             return self._writer.database
         try:
-            return self._whereabouts.look(shard)
+            return self._whereabouts.look(shard, self._writer.database)
         except (TmcError, StoreConflict, sa.exc.SQLAlchemyError):
             return None
 
     def _may_wait(self, shard: Shard) -> bool:
-        """Return whether to wait for a shard on its way: each is waited for once, since a move may have been given up."""
-        until = self._frozen.setdefault(shard, time.monotonic() + _FROZEN_S)
-        return time.monotonic() < until and not self._stopping
+        """Return whether to wait for a shard on its way: each is waited for once, since the move may have been given up."""
+        now = time.monotonic()
+        until = self._frozen.get(shard)
+        if until is None or now > until + _GIVEN_UP_S:
+            until = self._frozen[shard] = now + _FROZEN_S
+        return now < until and not self._stopping
 
     def _by_halves(
         self, connection: sa.Connection | None, shard: Shard, entries: Sequence[_Waiting], error: TmcError

@@ -47,6 +47,7 @@ from tmc_server.store.tables import (
     meta,
     order,
     retention,
+    server,
     shard_map,
     shard_move,
     shard_tables,
@@ -155,19 +156,31 @@ class _Held:
             raise MoveRefused(f"Another shard is being moved from or to {place_of(self.database)}: wait for that.")
 
     def take_again(self) -> None:
-        """Take the lock where it was lost with its connection, once the database has noticed that. Raises as `take` does."""
-        if self._connection is None or self._connection.invalidated:
-            for _ in range(_TRIES):
-                if self._takes():
-                    return
-                time.sleep(_NOTE_S)
-            self.take()
+        """Take the lock where it was lost with its connection. Raises StoreUnavailable: the database has it yet."""
+        if (self._connection is None or self._connection.invalidated) and not self._takes():
+            raise StoreUnavailable(
+                f"{place_of(self.database)} has not noticed yet that a connection was lost, and keeps its lock."
+            )
 
     def _takes(self) -> bool:
         self.close()
-        self._connection = self.database.connect()
-        self._connection.detach()  # no pool keeps it, and with it the lock
-        return self.change(self.database.dialect.hold_for_move)
+        connection = self.database.connect()
+        try:
+            connection.detach()  # no pool keeps it, and with it the lock
+            with self.database.writing(connection):
+                is_held = self.database.dialect.hold_for_move(connection)
+        except BaseException:
+            connection.close()
+            raise
+        if is_held:
+            self._connection = connection
+        else:
+            connection.close()
+        return is_held
+
+    def probe(self) -> None:
+        """Raises StoreUnavailable: the connection was lost while it rested."""
+        self.change(lambda connection: connection.exec_driver_sql("SELECT 1"))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -190,7 +203,7 @@ class _Held:
     ) -> float:
         """Run statements that wait until no transaction uses a table; what comes then waits behind them, so not for long.
 
-        meanwhile: done between tries.  Returns: for how many seconds it held up others.  Raises MoveRefused.
+        meanwhile: done between tries.  Returns: for how many seconds it held up others, in all.  Raises MoveRefused.
         """
 
         def change(connection: sa.Connection) -> None:
@@ -198,13 +211,14 @@ class _Held:
             for statement in statements(connection):
                 connection.exec_driver_sql(statement)
 
-        pause_s = _TABLE_PAUSES_S[0]
+        pause_s, held_up_s = _TABLE_PAUSES_S[0], 0.0
         for _ in range(_TRIES):
             began = time.monotonic()
             try:
                 self._changed(change)
-                return time.monotonic() - began
+                return held_up_s + time.monotonic() - began
             except StoreConflict:
+                held_up_s += time.monotonic() - began
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _TABLE_PAUSES_S[1])
                 meanwhile()
@@ -261,14 +275,15 @@ class ShardMove:
         self._say = say
         tables = shard_tables(shard)
         self._own = [
-            _own(tables.attempt, ("message_id",)),
+            _own(tables.message, ("id",)),  # in the order in which servers lock
             _own(tables.consumption, ("message_id",)),
-            _own(tables.message, ("id",)),
+            _own(tables.attempt, ("message_id",)),
         ]
         self._parts = [*self._own, *(_shared(table, shard) for table in SHARED), _shared(tombstone, shard, of_all=True)]
         self._run = secrets.token_hex(16)
         self._noted = float("-inf")
         self._said = time.monotonic()
+        self._expected = 0
         self._is_aside = False
         self._frozen_at: float | None = None
 
@@ -282,12 +297,12 @@ class ShardMove:
                 if not self._is_open():
                     self._is_aside = self._source.has(self._own[0].aside)
                     self._record()
-                    if row.step == MoveStep.COPYING:
-                        self._copy(json.loads(row.position), row.copied)
-                        self._follow()
-                        self._compare()
-                        self._keep(MoveStep.FOLLOWING)
                     if not self._is_aside:
+                        if row.step == MoveStep.COPYING:
+                            self._copy(json.loads(row.position), row.copied)
+                        self._follow()
+                        self._compare()  # also what an earlier run has: the old database may have lost changes in a crash
+                        self._keep(MoveStep.FOLLOWING)
                         self._follow()
                     self._freeze()
                 self._switch()
@@ -302,7 +317,7 @@ class ShardMove:
                     f"Shard {self._shard} is moved already: finish that with --to. To have it back, confirm the move and move it"
                     " back."
                 )
-            self._set(MoveStep.UNDOING, run=self._run)
+            self._take_over(row, MoveStep.UNDOING)
             self._thaw()
             self._record_no_more()
             self._target.drop([part.copy for part in self._own])
@@ -312,8 +327,10 @@ class ShardMove:
     def confirm(self) -> None:
         """Drop what was kept where the shard was. Raises MoveRefused: it is not moved yet."""
         with self._held():
-            if self._row().step != MoveStep.MOVED:
+            row = self._row()
+            if row.step != MoveStep.MOVED:
                 raise MoveRefused(f"Shard {self._shard} is not moved yet: finish that first, with the same command.")
+            self._take_over(row, MoveStep.MOVED)
             self._forget()
             self._source.drop([part.aside for part in self._own])
             self._end("confirm move of shard")
@@ -337,7 +354,7 @@ class ShardMove:
     def _begin(self) -> Any:
         """Write down that the shard moves, or take the move over. Returns: its row."""
         source, target = self._identities
-        expected = 0
+        expected, is_open = 0, self._is_open()
         if self._known() is None:
             self._refuse_tables()
             expected = self._count()
@@ -348,6 +365,7 @@ class ShardMove:
                 connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
                 mine = shard_move.c.shard == self._shard
                 row = connection.execute(sa.select(shard_move).where(mine)).one_or_none()
+                self._demand_known(connection, now)
                 holder = connection.execute(sa.select(shard_map.c.identity).filter_by(shard=self._shard)).scalar_one()
                 if row is None and holder == source:
                     values = {"source": source, "target": target, "position": "{}", "copied": 0, "expected": expected}
@@ -360,15 +378,28 @@ class ShardMove:
                     raise MoveRefused(
                         f"Another command has moved shard {self._shard} meanwhile: see tmc admin shard-map."
                     )
-                elif row.step == MoveStep.UNDOING:
+                elif row.step == MoveStep.UNDOING and not is_open:
                     raise MoveRefused(f"The move of shard {self._shard} is being undone: finish that with --undo.")
                 connection.execute(shard_move.update().where(mine).values(run=self._run))
                 return connection.execute(sa.select(shard_move).where(mine)).one()
 
         row = repeated(begin)
+        self._expected = row.expected
         if row.step == MoveStep.COPYING:
             self._target.create([part.copy for part in self._own])
         return row
+
+    def _demand_known(self, connection: sa.Connection, now: int) -> None:
+        """Raises MoveRefused: a server would stop when the shard arrives, since its configuration lacks the target."""
+        alive = sa.select(server.c.name, server.c.known_databases).where(server.c.expires_ms > now)
+        ignorant = [
+            row.name for row in connection.execute(alive) if self._identities[1] not in (row.known_databases or "")
+        ]
+        if ignorant:
+            raise MoveRefused(
+                f"{', '.join(ignorant)} would stop: its configuration does not have {place_of(self._target.database)}, or its"
+                " program follows no moves. Add the URL to [store] spare of every server, and restart them, one after another."
+            )
 
     def _known(self) -> Any:
         with self._catalog.reading() as connection:
@@ -381,25 +412,31 @@ class ShardMove:
             raise MoveRefused(f"Another command has moved shard {self._shard} meanwhile: see tmc admin shard-map.")
         return row
 
-    def _set(self, step: MoveStep | None, **values: Any) -> bool:
-        """Note progress. Returns: whether this run still has the move, or takes it."""
+    def _take_over(self, row: Any, step: MoveStep) -> None:
+        """Have this run work on the move from here on. Raises MoveRefused: another one does since we looked."""
+        as_seen = (shard_move.c.run == row.run, shard_move.c.step == row.step)
+        if not self._set(as_seen, run=self._run, step=int(step)):
+            raise self._taken
+
+    def _keep(self, step: MoveStep | None, **values: Any) -> None:
+        """Note progress. Raises MoveRefused: another run has the move."""
         if step is not None:
             values["step"] = int(step)
-        mine = [shard_move.c.shard == self._shard, shard_move.c.step < MoveStep.MOVED]
-        if "run" not in values:
-            mine.append(shard_move.c.run == self._run)
+        if not self._set((shard_move.c.run == self._run, shard_move.c.step < MoveStep.MOVED), **values):
+            raise self._taken
+
+    def _set(self, which: Sequence[sa.ColumnElement[bool]], **values: Any) -> bool:
+        """Returns: whether there was such a row. Servers hear of a step."""
 
         def note() -> bool:
             with self._catalog.transaction() as connection:
+                if "step" in values:
+                    connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
+                mine = shard_move.update().where(shard_move.c.shard == self._shard, *which)
                 now = self._catalog.now(connection)
-                done = connection.execute(shard_move.update().where(*mine).values(updated_ms=now, **values)).rowcount
-                return done == 1
+                return connection.execute(mine.values(updated_ms=now, **values)).rowcount == 1
 
         return repeated(note)
-
-    def _keep(self, step: MoveStep | None, **values: Any) -> None:
-        if not self._set(step, **values):
-            raise self._taken
 
     @property
     def _taken(self) -> MoveRefused:
@@ -410,7 +447,9 @@ class ShardMove:
             with self._catalog.transaction() as connection:
                 now = self._catalog.now(connection)
                 connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
-                connection.execute(shard_move.delete().where(shard_move.c.shard == self._shard))
+                mine = shard_move.delete().where(shard_move.c.shard == self._shard, shard_move.c.run == self._run)
+                if connection.execute(mine).rowcount != 1:
+                    raise self._taken
                 record(connection, act(now, _ACTOR, action, f"shard {self._shard}"))
 
         repeated(end)
@@ -445,10 +484,13 @@ class ShardMove:
         return self._source.database.dialect.recording_no_more(recording)
 
     def _waited(self) -> None:
+        self._sometimes("waiting until no transaction uses a table in the old database.")
+
+    def _sometimes(self, what: str) -> None:
         now = time.monotonic()
         if now - self._said >= 5 * _NOTE_S:
             self._said = now
-            self._say(f"Shard {self._shard}: waiting until no transaction uses a table in the old database.")
+            self._say(f"Shard {self._shard}: {what}")
 
     def _count(self) -> int:
         with self._source.database.reading() as connection:
@@ -472,9 +514,7 @@ class ShardMove:
         if now - self._noted >= _NOTE_S:
             self._noted = now
             self._keep(None, position=json.dumps(position), copied=copied)
-        if now - self._said >= 5 * _NOTE_S:
-            self._said = now
-            self._say(f"Shard {self._shard}: {copied:,} of about {self._row().expected:,} rows are copied.")
+        self._sometimes(f"{copied:,} of about {self._expected:,} rows are copied.")
 
     def _replace(self, part: _Part, keys: Sequence[Key], rows: Sequence[Row]) -> None:
         """Have the target hold these rows, and no others, of these keys.
@@ -547,8 +587,9 @@ class ShardMove:
             yield key, [values(row) for row in group]
 
     def _follow(self) -> None:
-        while sum(self._drain(part) for part in self._parts) > _FEW:
+        while (done := sum(self._drain(part) for part in self._parts)) > _FEW:
             self._keep(None)
+            self._sometimes(f"{done} changes were copied, and more follow.")
 
     def _drain(self, part: _Part, last: int | None = None) -> int:
         """Copy what the first entries of the log name. last: the last of them.  Returns: how many."""
@@ -558,11 +599,15 @@ class ShardMove:
             entries = entries.where(part.log.c.seq <= last)
         with self._source.database.reading() as connection:
             changes: list[Any] = list(connection.execute(entries).mappings())
-            keys = sorted({part.key_of(change) for change in changes})
-            if not keys:
+            if not changes:
                 return 0
+            keys = sorted({part.key_of(change) for change in changes})
             columns = [table.c[name] for name in part.order]
             query = sa.select(table).where(*part.of_shard(table), part.among(table, keys)).order_by(*columns)
+            if (most := _fitting(connection, query, table)) < len(keys):
+                changes = changes[:most]
+                keys = sorted({part.key_of(change) for change in changes})
+                query = sa.select(table).where(part.among(table, keys))
             rows: list[Any] = list(connection.execute(query).mappings())
         self._replace(part, keys, rows)
         done = part.log.delete().where(part.log.c.seq.in_([change["seq"] for change in changes]))
@@ -574,30 +619,49 @@ class ShardMove:
     def _freeze(self) -> None:
         """Have nobody write to the shard where it is, and copy what is left to copy."""
         try:
+            self._target.probe()
+            self._keep(MoveStep.FROZEN)
             was_aside = self._is_aside
             held_up_s = self._source.rename({part.table: part.aside for part in self._own}, self._follow)
             self._is_aside = True
             if not was_aside:
                 self._frozen_at = time.monotonic() - held_up_s
             # Who writes to the shard has committed. Tombstones of other shards follow, and need not be waited for.
-            with self._source.database.reading() as connection:
-                ends = [connection.execute(sa.select(sa.func.max(part.log.c.seq))).scalar() for part in self._parts]
+            ends = [self._last(part) for part in self._parts]
             for part, last in zip(self._parts, ends, strict=True):
                 while last is not None and self._drain(part, last):
                     pass
-            self._keep(MoveStep.FROZEN)
+            left = [
+                part.table.name for part in self._parts if part.table is not tombstone and self._last(part) is not None
+            ]
+            if left:
+                raise MoveRefused(
+                    f"Rows of {', '.join(left)} clash with others in the copy. Undo the move, and see what else writes there."
+                )
         except BaseException:
             self._give_back()
             raise
 
+    def _last(self, part: _Part) -> int | None:
+        """Return the last entry of a log. None: it has none."""
+        with self._source.database.reading() as connection:
+            return connection.execute(sa.select(sa.func.max(part.log.c.seq))).scalar()
+
     def _give_back(self) -> None:
         """Let traffic go on where the shard was, unless somebody else works on the move by now."""
-        try:
-            self._source.take_again()
-            self._keep(None)
-            self._thaw()
-        except (TmcError, MoveRefused, sa.exc.SQLAlchemyError) as exc:
-            self._say(f"Shard {self._shard} is frozen, and callers are refused: run this again, or with --undo. {exc}")
+        for _ in range(_TRIES):
+            try:
+                self._source.take_again()
+                self._keep(None)
+                self._thaw()
+                self._keep(MoveStep.FOLLOWING)
+                return
+            except (StoreUnavailable, RowLocked):
+                time.sleep(_NOTE_S)
+            except (MoveRefused, TmcError, sa.exc.SQLAlchemyError) as exc:
+                self._say(str(exc))
+                break
+        self._say(f"Shard {self._shard} may be frozen, and callers refused: run this again, or with --undo.")
 
     def _thaw(self) -> None:
         self._source.rename({part.aside: part.table for part in self._own})
@@ -607,11 +671,11 @@ class ShardMove:
         """Give the copies the names that servers know, and have the catalog say so: again, until both have answered."""
         while True:
             try:
-                self._target.take_again()
                 row = self._row()
                 if row.run != self._run:
                     raise self._taken
                 if row.step < MoveStep.MOVED:  # else an earlier try came through
+                    self._target.take_again()
                     self._open()
                     repeated(self._switch_once)
                 break

@@ -12,7 +12,7 @@ identity, as after any lost slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -61,6 +61,7 @@ class NodeSlots:
 
     owner: how operators know this server.  lease_ms: how long others wait before they take this server for gone.
     stale_ms: greatest age of a copy of the catalog that this server submits with.
+    databases: identities of those in its configuration; no shard moves to another one while this server is alive.
     """
 
     def __init__(
@@ -71,10 +72,12 @@ class NodeSlots:
         lease_ms: int = LEASE_MS,
         monotonic: Callable[[], float] = time.monotonic,
         stale_ms: int = LONGEST_STALE_MS,
+        databases: Collection[str] = (),
     ) -> None:
         self._database = database
         self._owner = owner
         self._stale_ms = stale_ms
+        self._databases = databases
         self._catalog_version = 0
         self._clock = clock
         self._lease_ms = lease_ms
@@ -164,6 +167,7 @@ class NodeSlots:
                 stale_ms=self._stale_ms,
                 silenced=0,
                 seen_ms=now,
+                known_databases=" ".join(self._databases),
             )
         )
         return lease, start, until

@@ -104,8 +104,11 @@ class Reader:
         subjects = [f"message {message.number}"]
         subjects += [f"{subjects[0]} subscription {each}" for each in subscriptions]
         query = sa.select(audit).where(audit.c.subject.in_(subjects)).order_by(audit.c.id)
-        with self._shards.shards[message.shard].reading() as connection:
-            return [act_of(row) for row in connection.execute(query)]
+        found: list[OperatorAct] = []
+        for database in self._shards.homes:  # the message may have moved since
+            with database.reading() as connection:
+                found += [act_of(row) for row in connection.execute(query)]
+        return sorted(found, key=lambda each: each.at_ms)
 
     def pauses(self, subjects: Sequence[str], since_ms: int) -> list[OperatorAct]:
         query = (

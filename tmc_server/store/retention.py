@@ -119,7 +119,10 @@ class ClosedMessages:
         """Delete outcomes in shards that a bulk job finished before `before_ms`. That it finished them stays known."""
         total = 0
         with self._database.reading() as connection:
-            old = connection.execute(_OLD_PROGRESS.limit(_OLD_JOBS), {"before": before_ms}).fetchall()
+            mine = _OLD_PROGRESS.where(
+                bulk_progress.c.shard.in_(self.held_shards())
+            )  # a move may have left others behind
+            old = connection.execute(mine.limit(_OLD_JOBS), {"before": before_ms}).fetchall()
             items = [
                 (row.job_id, row.shard, list(connection.execute(_ITEMS.limit(limit), dict(row._mapping)).scalars()))
                 for row in old

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 
 import sqlalchemy as sa
 
@@ -67,21 +66,28 @@ def settle(shards: ShardMap, some_are_made: bool = False) -> None:
 
     some_are_made: databases may be missing, since `tmc init` makes them.  Raises ShardsElsewhere, StoreUnavailable.
     """
-    for database in shards.databases:
-        with _allowing_missing(some_are_made):
-            identity = identity_of(database)
-            if identity is not None:
-                _refuse_twins(database, shards.by_identity.setdefault(identity, database))
-    known: Sequence[ShardPlace] = ()
-    with _allowing_missing(some_are_made):
-        known = known_map(shards)
-    unknown = shards.follow(0, {each.shard: each.identity for each in known})
-    if unknown:
+    away = [database for database in shards.databases if not _is_there(database, shards, some_are_made)]
+    known = known_map(shards) if shards.catalog not in away else []
+    unknown = shards.follow(0, {each.shard: each.identity for each in known}, frozen=())
+    if unknown and not away:
         places = sorted({f"{each.identity[:8]} ({each.place})" for each in known if each.shard in unknown})
         raise ShardsElsewhere(
             f"Shard {as_ranges(unknown)} is in {', '.join(places)}, and this configuration knows no such database: "
             "add its URL to [store] spare, or correct [[store.shards]]."
         )
+
+
+def _is_there(database: Database, shards: ShardMap, may_be_away: bool) -> bool:
+    """Note the identity of a database. Returns False: it does not answer, or is not made yet."""
+    try:
+        identity = identity_of(database)
+    except StoreUnavailable:
+        if not may_be_away:
+            raise
+        return False
+    if identity is not None:
+        _refuse_twins(database, shards.by_identity.setdefault(identity, database))
+    return True
 
 
 def _refuse_twins(one: Database, other: Database) -> None:
@@ -91,10 +97,6 @@ def _refuse_twins(one: Database, other: Database) -> None:
             f"{place_of(one)} and {place_of(other)} say that they are the same database: one is a copy of the other, or both"
             " addresses lead to one. Name each database by one address, and no copies."
         )
-
-
-def _allowing_missing(is_allowed: bool) -> AbstractContextManager[None]:
-    return suppress(StoreUnavailable) if is_allowed else nullcontext()
 
 
 def check(shards: ShardMap) -> None:
@@ -111,12 +113,13 @@ class Following:
         self._shards = shards
         self._catalog = catalog
 
-    def look(self, shard: Shard) -> Database | None:
+    def look(self, shard: Shard, here: Database) -> Database | None:
         """See group_commit.Whereabouts."""
         self._catalog.run_once()
         catalog = self._catalog.current
-        self._shards.follow(catalog.version, catalog.shard_map)
-        return None if shard in catalog.moving else self._shards.holder(shard)
+        self._shards.follow(catalog.version, catalog.shard_map, catalog.frozen)
+        holder = self._shards.holder(shard)
+        return None if shard in catalog.moving and holder is here else holder
 
 
 def fill(shards: ShardMap) -> None:

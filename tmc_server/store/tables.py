@@ -230,6 +230,8 @@ server = sa.Table(
     sa.Column("silenced", sa.SmallInteger, nullable=False, server_default="0"),
     sa.Column("drained", sa.SmallInteger, nullable=False, server_default="0"),  # 1: it looks after no shards
     _ms("seen_ms", server_default="0"),  # this database's time at its last heartbeat
+    # Identities of the databases in its configuration, with spaces between; NULL: of a program that follows no moves.
+    sa.Column("known_databases", _LONG_TEXT),
     **_OPTIONS,
 )
 

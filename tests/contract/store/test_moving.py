@@ -29,8 +29,10 @@ from tmc_server.store.dialects.postgresql import without_nul
 from tmc_server.store.engines import Database, ShardMap
 from tmc_server.store.migrate import migrate
 from tmc_server.store.moving import SHARED
+from tmc_server.store.nodes import NodeSlots
 from tmc_server.store.reading import Reader
-from tmc_server.store.shard_map import check, place_of
+from tmc_server.store.shard_map import check, identity_of, place_of
+from tmc_server.store.tables import server as server_table
 from tmc_server.store.tables import shard_move, shard_tables, tombstone
 
 PAIRS = [("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postgresql"), ("mariadb", "sqlite")]
@@ -137,7 +139,6 @@ class Killed(BaseException):
 
 MOVING = [
     ("InsertRows.run", 1),
-    ("InsertRows.run", 3),
     ("InsertRows.run", 8),
     ("create_missing", 1),
     ("ShardMove._begin", 1),
@@ -441,10 +442,89 @@ def test_a_command_that_lost_its_move_to_another_one_changes_nothing(pair: tuple
         _losing(patch, take_over)
         with pytest.raises(CannotStart):
             move_shards(_configured(store, url), str(store.shard), place_of(Database(url)), said.append)
-    assert re.match(f"Shard {store.shard} is frozen, and callers are refused: run this again", said[-1])
+    assert re.match(f"Shard {store.shard} may be frozen, and callers refused: run this again", said[-1])
     with store.database.reading() as connection:
         assert not sa.inspect(connection).has_table(shard_tables(store.shard).message.name)
     _moved(store, url)
+
+
+@SERVER_PAIRS
+def test_a_command_that_loses_its_connection_while_it_opens_the_copy_goes_on(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    _fill(store)
+    before = _rows_of(store.database, store.shard)
+    whole: Any = vars(moving.ShardMove)["_open"]
+    lost: list[int] = []
+
+    def opening(self: Any) -> None:
+        if not lost:
+            lost.append(1)
+            vars(vars(self)["_target"])["_connection"].connection.dbapi_connection.close()
+        whole(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moving.ShardMove, "_open", opening)
+        said = _moved(store, url)
+    assert [re.sub(r": .*", "", each) for each in said[:-1]] == [
+        f"A database does not answer, and shard {store.shard} is frozen until it does"
+    ]
+    target = Database(url)
+    assert _rows_of(target, store.shard) == before
+    target.close()
+
+
+@SERVER_PAIRS
+@pytest.mark.parametrize("paused", ["_take_over", "_end"])
+def test_an_undo_that_was_taken_for_dead_changes_nothing(pair: tuple[StoreUnderTest, str], paused: str) -> None:
+    """It is suspended at that place, and its locks are gone; another command finishes the undo and moves the shard."""
+    store, url = pair
+    _fill(store)
+    before = _rows_of(store.database, store.shard)
+    with pytest.MonkeyPatch.context() as patch:
+        _dying(patch, "ShardMove._freeze", 1, after=False)
+        with pytest.raises(Killed):
+            _moved(store, url)
+    whole: Any = vars(moving.ShardMove)[paused]
+
+    def waiting(self: Any, *arguments: Any) -> None:
+        patch.undo()
+        for held in ("_source", "_target"):
+            vars(self)[held].close()
+        if paused == "_end":
+            undo_moves(_configured(store, url), str(store.shard), str)
+        _moved(store, url)
+        whole(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moving.ShardMove, paused, waiting)
+        with pytest.raises(CannotStart, match="Another command works on the move of shard"):
+            undo_moves(_configured(store, url), str(store.shard), str)
+    target = Database(url)
+    shards = ShardMap(store.database, [store.database] * 32, [target])
+    check(shards)
+    assert shards.holder(store.shard) is target
+    assert _rows_of(target, store.shard) == before
+    confirm_moves(_configured(store, url), str(store.shard), str)
+    _nothing_is_left(store.database, target)
+    target.close()
+
+
+def test_a_shard_does_not_move_to_where_a_server_would_not_find_it(pair: tuple[StoreUnderTest, str]) -> None:
+    store, url = pair
+    initialize(_configured(store, url))
+    target = Database(url)
+    here, there = (str(identity_of(each)) for each in (store.database, target))
+    old = NodeSlots(store.database, "old:1", store.clock, databases=[here])
+    new = NodeSlots(store.database, "new:2", store.clock, databases=[here, there])
+    for server in (old, new):
+        server.acquire()
+    with store.database.transaction() as connection:  # the command reads the time of the database
+        connection.execute(server_table.update().values(expires_ms=1 << 50))
+    with pytest.raises(CannotStart, match=r"^old:1 would stop: its configuration does not have .* Add the URL"):
+        _moved(store, url)
+    old.release()
+    _moved(store, url)
+    target.close()
 
 
 def _changing(patch: pytest.MonkeyPatch, name: str, change: Callable[[], object]) -> None:

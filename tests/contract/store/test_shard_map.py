@@ -22,7 +22,7 @@ from tmc_server.store.catalog_watch import CatalogWatch
 from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
 from tmc_server.store.migrate import VERSION_TABLE, migrate
 from tmc_server.store.shard_map import Following, ShardsElsewhere, check
-from tmc_server.store.tables import DATABASE_TABLES, shard_move
+from tmc_server.store.tables import DATABASE_TABLES, meta, shard_move
 
 Configured = Callable[..., Config]
 
@@ -137,7 +137,21 @@ def test_a_running_server_follows_a_changed_map_with_its_next_look(configured: C
     watch = CatalogWatch(CatalogStore(shards.catalog, 5000))
     watch.run_once()
     _moved(configured(16), 15, "two.db")
-    assert Following(shards, watch).look(Shard(15)) is shards.homes[1]
+    one, two = shards.homes
+    following = Following(shards, watch)
+    assert following.look(Shard(15), one) is two
+    with (
+        shards.catalog.transaction() as connection
+    ):  # and back again: who has not heard of the first move is sent there
+        connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
+        connection.execute(shard_move.update().values(step=MoveStep.COPYING))
+    assert (following.look(Shard(15), one), following.look(Shard(15), two)) == (two, None)
+    assert shards.usable_in(two) == list(range(15, 32))
+    with shards.catalog.transaction() as connection:
+        connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
+        connection.execute(shard_move.update().values(step=MoveStep.FROZEN))
+    following.look(Shard(15), two)
+    assert shards.usable_in(two) == list(range(16, 32))  # duties go on for the others
     assert shards.shards_in(shards.homes[1]) == list(range(15, 32))
     shards.close()
 

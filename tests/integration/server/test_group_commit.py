@@ -125,7 +125,7 @@ class _OnItsWay:
 
     looks = 0
 
-    def look(self, _shard: Shard) -> Database | None:
+    def look(self, _shard: Shard, _here: Database) -> Database | None:
         self.looks += 1
 
 
