@@ -307,6 +307,10 @@ class ShardMove:
                     self._freeze()
                 self._switch()
             self._forget()
+            if row.step == MoveStep.MOVED:
+                self._say(
+                    f"Shard {self._shard} is in {place_of(self._target.database)} already: confirm that with --confirm."
+                )
 
     def undo(self) -> None:
         """Leave the shard where it is, and nothing of it in the target. Raises MoveRefused: it was moved."""
@@ -365,7 +369,8 @@ class ShardMove:
                 connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
                 mine = shard_move.c.shard == self._shard
                 row = connection.execute(sa.select(shard_move).where(mine)).one_or_none()
-                self._demand_known(connection, now)
+                if not is_open:  # else there is no way but on
+                    self._demand_known(connection, now)
                 holder = connection.execute(sa.select(shard_map.c.identity).filter_by(shard=self._shard)).scalar_one()
                 if row is None and holder == source:
                     values = {"source": source, "target": target, "position": "{}", "copied": 0, "expected": expected}
@@ -375,9 +380,7 @@ class ShardMove:
                     subject = f"shard {self._shard} to {place_of(self._target.database)}"
                     record(connection, act(now, _ACTOR, "move shard", subject))
                 elif row is None or (row.source, row.target) != self._identities:
-                    raise MoveRefused(
-                        f"Another command has moved shard {self._shard} meanwhile: see tmc admin shard-map."
-                    )
+                    raise self._elsewhere
                 elif row.step == MoveStep.UNDOING and not is_open:
                     raise MoveRefused(f"The move of shard {self._shard} is being undone: finish that with --undo.")
                 connection.execute(shard_move.update().where(mine).values(run=self._run))
@@ -409,8 +412,12 @@ class ShardMove:
         """Raises MoveRefused: it is not on its way, or on another way meanwhile."""
         row = self._known()
         if row is None or (row.source, row.target) != self._identities:
-            raise MoveRefused(f"Another command has moved shard {self._shard} meanwhile: see tmc admin shard-map.")
+            raise self._elsewhere
         return row
+
+    @property
+    def _elsewhere(self) -> MoveRefused:
+        return MoveRefused(f"Another command has moved shard {self._shard} meanwhile: see tmc admin shard-map.")
 
     def _take_over(self, row: Any, step: MoveStep) -> None:
         """Have this run work on the move from here on. Raises MoveRefused: another one does since we looked."""

@@ -98,6 +98,7 @@ def test_what_was_moved_goes_on_where_it_is(pair: tuple[StoreUnderTest, str]) ->
     numbers = _fill(store)
     (said,) = _moved(store, url)
     assert re.fullmatch(rf"Shard {store.shard} is in .* now; callers waited for \d+\.\d\d s\.", said)
+    assert re.fullmatch(rf"Shard {store.shard} is in .* already: confirm that with --confirm\.", *_moved(store, url))
     with pytest.raises(StoreUnavailable) as refused:
         store.perform(store.a_prepare())  # by a server that has heard of nothing
     assert refused.value.lacks_table
