@@ -110,7 +110,7 @@ def _named(shards: ShardMap, to: str) -> Database:
     found = [each for each in shards.homes if to in place_of(each) or identities.get(each, "").startswith(to)]
     found = [
         each for each in found if to in (place_of(each), place_of(each).rpartition("/")[2])
-    ] or found  # rather all of it
+    ] or found  # an exact name wins
     if len(found) != 1:
         raise MoveRefused(
             f"--to {to!r} names {len(found)} of the databases: give a part of one's address or identity. There are"

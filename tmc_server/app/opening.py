@@ -61,7 +61,7 @@ def open_store(config: Config, shards: ShardMap, is_open: bool, undo: ExitStack)
     catalog = CatalogStore(shards.catalog, delay_ms)
     lease_ms = round(config.server.lease_seconds * 1000)
     name = f"{socket.gethostname()}:{os.getpid()}"
-    nodes = NodeSlots(shards.catalog, name, lease_ms=lease_ms, stale_ms=delay_ms, databases=list(shards.by_identity))
+    nodes = NodeSlots(shards.catalog, name, lease_ms=lease_ms, stale_ms=delay_ms, databases=shards.known)
     watch = CatalogWatch(catalog, nodes.run, nodes.acknowledge)
     store = OpenStore(
         shards=shards,

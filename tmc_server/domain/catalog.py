@@ -209,8 +209,8 @@ class Catalog:
 
     @property
     def frozen(self) -> Collection[Shard]:
-        """Return shards that nobody can use, as far as one can tell: they are about to arrive, or to be given back."""
-        return [shard for shard, step in self.moving.items() if step in (MoveStep.FROZEN, MoveStep.UNDOING)]
+        """Shards that no duty may touch, since their tables may have other names."""
+        return [shard for shard, step in self.moving.items() if step == MoveStep.FROZEN]
 
     @cached_property
     def app_by_id(self) -> Mapping[str, App]:

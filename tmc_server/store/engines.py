@@ -294,7 +294,7 @@ class ShardMap:
         return [Shard(shard) for shard, holder in enumerate(self.shards) if holder is database]
 
     def usable_in(self, database: Database) -> list[Shard]:
-        """Return its shards but for those that are frozen: a duty that meets one stops for all."""
+        """Return its shards but for those that are frozen: a duty fails for all its shards if it meets one."""
         return [shard for shard in self.shards_in(database) if shard not in self._frozen]
 
     def holder(self, shard: Shard) -> Database:
@@ -307,12 +307,17 @@ class ShardMap:
 
         Returns: those in a database that is not configured; then nothing changes.
         """
-        unknown = [shard for shard, identity in places.items() if identity not in self.by_identity]
+        unknown = [shard for shard, identity in places.items() if self.by_identity.get(identity) not in self.homes]
         with self._following:
             if places and not unknown and version >= self._followed:
                 self._followed, self._frozen = version, frozen
                 self.shards = tuple(self.by_identity[places[Shard(shard)]] for shard in range(SHARDS))
         return unknown
+
+    @property
+    def known(self) -> Sequence[str]:
+        """Return the identities of the databases in which shards can be."""
+        return [identity for identity, database in self.by_identity.items() if database in self.homes]
 
     def number_of(self, database: Database) -> Shard:
         """Return a number for a home in ids that people see: its first shard as configured, or one behind all shards."""

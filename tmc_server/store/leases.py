@@ -85,7 +85,7 @@ class ShardLeases:
             return False
         began = self._monotonic()
         renew = began - self._renewed >= self._lease_ms / 3000
-        if not renew and len(self._held) == len(self._shards) and set(self._sharing()) <= {me}:
+        if not renew and self._held.keys() == set(self._shards) and set(self._sharing()) <= {me}:
             return False  # all is ours and nobody else is there: nothing to take, nothing to give
         before = self._held
         held, written = repeated(lambda: self._turn(me, renew))
@@ -103,6 +103,7 @@ class ShardLeases:
         mine = {
             row.shard: ShardLease(me, row.epoch) for row in rows.values() if row.owner == me and row.expires_ms > now
         }
+        renew = renew or not mine.keys() <= self._held.keys()  # one that comes back after a freeze is older
         sharing = set(self._sharing())
         aside = bool(sharing - {me}) and (me not in sharing or self._monotonic() < self._rest_until)
         share = 0 if aside else -(-len(self._shards) // len(sharing | {me}))

@@ -156,7 +156,7 @@ class _Held:
             raise MoveRefused(f"Another shard is being moved from or to {place_of(self.database)}: wait for that.")
 
     def take_again(self) -> None:
-        """Take the lock where it was lost with its connection. Raises StoreUnavailable: the database has it yet."""
+        """Take the lock where it was lost with its connection. Raises StoreUnavailable: the database still holds it."""
         if (self._connection is None or self._connection.invalidated) and not self._takes():
             raise StoreUnavailable(
                 f"{place_of(self.database)} has not noticed yet that a connection was lost, and keeps its lock."
@@ -300,9 +300,9 @@ class ShardMove:
                     if not self._is_aside:
                         if row.step == MoveStep.COPYING:
                             self._copy(json.loads(row.position), row.copied)
+                        self._keep(MoveStep.FOLLOWING)
                         self._follow()
                         self._compare()  # also what an earlier run has: the old database may have lost changes in a crash
-                        self._keep(MoveStep.FOLLOWING)
                         self._follow()
                     self._freeze()
                 self._switch()
@@ -321,8 +321,9 @@ class ShardMove:
                     f"Shard {self._shard} is moved already: finish that with --to. To have it back, confirm the move and move it"
                     " back."
                 )
-            self._take_over(row, MoveStep.UNDOING)
+            self._take_over(row, MoveStep(row.step))
             self._thaw()
+            self._keep(MoveStep.UNDOING)
             self._record_no_more()
             self._target.drop([part.copy for part in self._own])
             self._clear(self._target)
@@ -350,8 +351,8 @@ class ShardMove:
             self._target.close()
 
     def _is_open(self) -> bool:
-        """Return whether the copies have the names that servers know."""
-        return self._target.has(self._own[0].table)
+        """Return whether the copies have the names that servers know, and nothing else has."""
+        return self._target.has(self._own[0].table) and not self._source.has(self._own[0].table)
 
     # -- the catalog --------------------------------------------------------------------------------------------------
 
@@ -370,7 +371,7 @@ class ShardMove:
                 mine = shard_move.c.shard == self._shard
                 row = connection.execute(sa.select(shard_move).where(mine)).one_or_none()
                 if not is_open:  # else there is no way but on
-                    self._demand_known(connection, now)
+                    self._demand_known(connection)
                 holder = connection.execute(sa.select(shard_map.c.identity).filter_by(shard=self._shard)).scalar_one()
                 if row is None and holder == source:
                     values = {"source": source, "target": target, "position": "{}", "copied": 0, "expected": expected}
@@ -392,16 +393,18 @@ class ShardMove:
             self._target.create([part.copy for part in self._own])
         return row
 
-    def _demand_known(self, connection: sa.Connection, now: int) -> None:
+    def _demand_known(self, connection: sa.Connection) -> None:
         """Raises MoveRefused: a server would stop when the shard arrives, since its configuration lacks the target."""
+        now = self._catalog.now(connection)
         alive = sa.select(server.c.name, server.c.known_databases).where(server.c.expires_ms > now)
         ignorant = [
             row.name for row in connection.execute(alive) if self._identities[1] not in (row.known_databases or "")
         ]
         if ignorant:
+            place = place_of(self._target.database)
             raise MoveRefused(
-                f"{', '.join(ignorant)} would stop: its configuration does not have {place_of(self._target.database)}, or its"
-                " program follows no moves. Add the URL to [store] spare of every server, and restart them, one after another."
+                f"{', '.join(ignorant)} would stop when the shard arrives: [store] does not name {place} there, or the program is"
+                " too old. Add the URL to [store] spare of every server, and restart them, one after another; or undo the move."
             )
 
     def _known(self) -> Any:
@@ -433,7 +436,7 @@ class ShardMove:
             raise self._taken
 
     def _set(self, which: Sequence[sa.ColumnElement[bool]], **values: Any) -> bool:
-        """Returns: whether there was such a row. Servers hear of a step."""
+        """Returns: whether there was such a row. A step raises the catalog's version, so that servers hear of it."""
 
         def note() -> bool:
             with self._catalog.transaction() as connection:
@@ -553,7 +556,7 @@ class ShardMove:
         while True:
             behind = ordered if after is None else ordered.where(_behind(columns, after))
             with database.reading() as connection:
-                most = _fitting(connection, behind, table)
+                most = _page_rows(connection, behind, table)
                 page: list[Any] = list(connection.execute(behind.limit(most)).mappings().all())
                 if len(page) == most and len(part.order) > len(part.group):
                     last = tuple(page[-1][name] for name in part.order)
@@ -599,27 +602,33 @@ class ShardMove:
             self._sometimes(f"{done} changes were copied, and more follow.")
 
     def _drain(self, part: _Part, last: int | None = None) -> int:
-        """Copy what the first entries of the log name. last: the last of them.  Returns: how many."""
+        """Copy what the first entries of the log name. last: the last of them.  Returns: how many were seen."""
         table = part.aside if self._is_aside else part.table
         entries = sa.select(part.log).order_by(part.log.c.seq).limit(_CHANGES)
         if last is not None:
             entries = entries.where(part.log.c.seq <= last)
         with self._source.database.reading() as connection:
-            changes: list[Any] = list(connection.execute(entries).mappings())
-            if not changes:
+            seen: list[Any] = list(connection.execute(entries).mappings())
+            if not seen:
                 return 0
+            changes = seen[: self._fitting(connection, part, table, seen)]
             keys = sorted({part.key_of(change) for change in changes})
             columns = [table.c[name] for name in part.order]
             query = sa.select(table).where(*part.of_shard(table), part.among(table, keys)).order_by(*columns)
-            if (most := _fitting(connection, query, table)) < len(keys):
-                changes = changes[:most]
-                keys = sorted({part.key_of(change) for change in changes})
-                query = sa.select(table).where(part.among(table, keys))
             rows: list[Any] = list(connection.execute(query).mappings())
         self._replace(part, keys, rows)
         done = part.log.delete().where(part.log.c.seq.in_([change["seq"] for change in changes]))
         self._source.execute(done)
-        return len(changes)
+        return len(seen)
+
+    def _fitting(self, connection: sa.Connection, part: _Part, table: sa.Table, changes: Sequence[Row]) -> int:
+        """Return how many of the first changes have rows that fit on a page, one at least."""
+        if "body" not in table.c:
+            return len(changes)
+        keys = sorted({part.key_of(change) for change in changes})
+        lengths = sa.select(table.c[part.group[0]], sa.func.length(table.c.body)).where(part.among(table, keys))
+        sizes = {row[0]: row[1] for row in connection.execute(lengths)}
+        return _first_fitting([sizes.get(change[part.group[0]], 0) for change in changes])
 
     # -- freeze, open, switch ----------------------------------------------------------------------------------------
 
@@ -627,6 +636,8 @@ class ShardMove:
         """Have nobody write to the shard where it is, and copy what is left to copy."""
         try:
             self._target.probe()
+            with self._catalog.reading() as connection:
+                self._demand_known(connection)
             self._keep(MoveStep.FROZEN)
             was_aside = self._is_aside
             held_up_s = self._source.rename({part.table: part.aside for part in self._own}, self._follow)
@@ -683,6 +694,7 @@ class ShardMove:
                     raise self._taken
                 if row.step < MoveStep.MOVED:  # else an earlier try came through
                     self._target.take_again()
+                    self._keep(None)  # again: nobody else can take the move over from here on
                     self._open()
                     repeated(self._switch_once)
                 break
@@ -695,8 +707,9 @@ class ShardMove:
     def _open(self) -> None:
         try:
             self._target.rename({part.copy: part.table for part in self._own})
-        except MoveRefused:  # none was renamed
-            self._give_back()
+        except (MoveRefused, sa.exc.SQLAlchemyError):
+            if not self._target.has(self._own[0].table):
+                self._give_back()
             raise
 
     def _switch_once(self) -> None:
@@ -725,13 +738,18 @@ class ShardMove:
                 held.execute(part.table.delete().where(part.among(part.table, list(map(part.key_of, page)))))
 
 
-def _fitting(connection: sa.Connection, query: sa.Select[Any], table: sa.Table) -> int:
-    """Return how many of the next rows fit on a page, one at least."""
+def _page_rows(connection: sa.Connection, query: sa.Select[Any], table: sa.Table) -> int:
+    """Return how many of the next rows make a page."""
     if "body" not in table.c:
         return _PAGE
     sizes = connection.execute(query.with_only_columns(sa.func.length(table.c.body)).limit(_PAGE)).scalars().all()
-    fitting = sum(1 for total in accumulate(sizes) if total <= _PAGE_BYTES)
-    return max(fitting, 1) if fitting < len(sizes) else _PAGE
+    fitting = _first_fitting(sizes)
+    return fitting if fitting < len(sizes) else _PAGE
+
+
+def _first_fitting(sizes: Sequence[int]) -> int:
+    """Return how many of the first bodies fit on a page, one at least."""
+    return max(1, sum(1 for total in accumulate(sizes) if total <= _PAGE_BYTES))
 
 
 def _merged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from tmc_server.domain.views import (
     OperatorAct,
     RaisedAlert,
 )
+from tmc_server.errors import StoreUnavailable
 from tmc_server.store.auditing import act_of
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.nodes import server_runs
@@ -104,11 +106,15 @@ class Reader:
         subjects = [f"message {message.number}"]
         subjects += [f"{subjects[0]} subscription {each}" for each in subscriptions]
         query = sa.select(audit).where(audit.c.subject.in_(subjects)).order_by(audit.c.id)
-        found: list[OperatorAct] = []
-        for database in self._shards.homes:  # the message may have moved since
-            with database.reading() as connection:
-                found += [act_of(row) for row in connection.execute(query)]
-        return sorted(found, key=lambda each: each.at_ms)
+        return sorted(map(act_of, self._everywhere(message.shard, query)), key=lambda each: each.at_ms)
+
+    def _everywhere(self, shard: Shard, query: sa.Select[Any]) -> list[Any]:
+        """Return rows from where a shard is, and from where it may have been before, as far as that answers."""
+        here, found = self._shards.holder(shard), list[Any]()
+        for database in self._shards.homes:
+            with nullcontext() if database is here else suppress(StoreUnavailable), database.reading() as connection:
+                found += connection.execute(query).all()
+        return found
 
     def pauses(self, subjects: Sequence[str], since_ms: int) -> list[OperatorAct]:
         query = (
@@ -147,11 +153,11 @@ class Reader:
     def alerts(self, message: MessageView) -> list[RaisedAlert]:
         raised = (alert.c.kind.in_(ABOUT_A_MESSAGE), alert.c.message_id == message.number)
         query = sa.select(alert).where(*raised, alert.c.shard == message.shard).order_by(alert.c.id)
-        with self._shards.shards[message.shard].reading() as connection:
-            return [
-                RaisedAlert(kind=row.kind, subscription=row.subscription_no, detail=row.detail, at_ms=row.created_ms)
-                for row in connection.execute(query)
-            ]
+        found = [
+            RaisedAlert(kind=row.kind, subscription=row.subscription_no, detail=row.detail, at_ms=row.created_ms)
+            for row in self._everywhere(message.shard, query)
+        ]
+        return sorted(found, key=lambda each: each.at_ms)
 
     def now(self, shard: Shard) -> int:
         database = self._shards.shards[shard]

@@ -69,11 +69,12 @@ def settle(shards: ShardMap, some_are_made: bool = False) -> None:
     away = [database for database in shards.databases if not _is_there(database, shards, some_are_made)]
     known = known_map(shards) if shards.catalog not in away else []
     unknown = shards.follow(0, {each.shard: each.identity for each in known}, frozen=())
-    if unknown and not away:
+    if unknown:
         places = sorted({f"{each.identity[:8]} ({each.place})" for each in known if each.shard in unknown})
+        silent = f" {', '.join(map(place_of, away))} does not answer, or is not made yet." if away else ""
         raise ShardsElsewhere(
             f"Shard {as_ranges(unknown)} is in {', '.join(places)}, and this configuration knows no such database: "
-            "add its URL to [store] spare, or correct [[store.shards]]."
+            f"add its URL to [store] spare, or correct [[store.shards]].{silent}"
         )
 
 

@@ -76,6 +76,9 @@ def test_a_database_that_nobody_configured_is_named_and_the_way_out_said(configu
     shards.close()
     with pytest.raises(CannotStart, match=said):
         initialize(only)
+    store = only.store.model_copy(update={"spare": (SecretStr("postgresql://tmc@127.0.0.1:1/away"),)})
+    with pytest.raises(CannotStart, match=rf"{said}.* 127\.0\.0\.1:1/away does not answer"):
+        initialize(only.model_copy(update={"store": store}))
 
 
 def test_a_copy_of_a_database_beside_it_is_refused(configured: Configured, tmp_path: Path) -> None:
@@ -100,6 +103,7 @@ def test_tables_are_not_upgraded_beside_a_move(configured: Configured) -> None:
     initialize(configured())
     with shards.catalog.transaction() as connection:
         connection.exec_driver_sql(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
+        connection.exec_driver_sql("ALTER TABLE tmc_server DROP COLUMN known_databases")
     with pytest.raises(CannotStart, match="Shard 7 is being moved: finish that with tmc move-shard --to, or undo it"):
         initialize(configured())
     with shards.catalog.transaction() as connection:
