@@ -154,6 +154,7 @@ def session(
         "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
         "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
         "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+        "spark.python.authenticate.socketTimeout": "60s",  # for Python to fetch a result on a busy machine
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.log.level": "FATAL",  # an error is one line; spark.options may ask for more
