@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import re
-import signal
 import time
 from typing import Any
 
 import sqlalchemy as sa
 
 from tests.support.cluster import KINDS, Cluster
-from tests.support.shard_traffic import ShardTraffic, move, start_move
+from tests.support.shard_traffic import ShardTraffic, kill_moves, move, start_move
 from tmc_server.store.engines import Database
 from tmc_server.store.tables import shard_tables
 from tmc_storm.eventually import eventually
@@ -67,25 +65,11 @@ def _rate(traffic: ShardTraffic, until: Any) -> float:
     return (len(traffic.got) - before) / (time.monotonic() - began)
 
 
-def _kill_again_and_again(cluster: Cluster, traffic: ShardTraffic, kills: int) -> int:
-    killed = 0
-    for number in range(kills):
-        process = start_move(cluster, _SHARD, "--to", "tmc_spare")
-        time.sleep(random.Random(number).uniform(0.5, 8.0))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        killed += process.returncode == -signal.SIGKILL
-        if number % 5 == 4:
-            start_move(cluster, _SHARD, "--undo").communicate(timeout=_MOVE_S)
-            traffic.goes_on(_BATCH * _THREADS)
-    return killed
-
-
 def _move(cluster: Cluster, traffic: ShardTraffic, options: argparse.Namespace) -> dict[str, Any]:
     eventually(lambda: len(traffic.got) > 1_000)
     _fill(cluster.databases[0], options.rows // 2)
     result: dict[str, Any] = {"source": options.source, "rows": options.rows}
-    result["killed"] = _kill_again_and_again(cluster, traffic, options.kills)
+    result["killed"] = kill_moves(cluster, traffic, to="tmc_spare", kills=options.kills, longest_s=8.0, undo_each=5)
     ends = time.monotonic() + options.seconds
     result["lives_per_s_before"] = round(_rate(traffic, lambda: time.monotonic() > ends), 1)
     began = time.monotonic()

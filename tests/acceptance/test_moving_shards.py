@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -13,7 +10,7 @@ import sqlalchemy as sa
 
 from tests.support.cluster import Cluster
 from tests.support.dose import LONG
-from tests.support.shard_traffic import ShardTraffic, move, start_move
+from tests.support.shard_traffic import ShardTraffic, kill_moves, move
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.store.engines import Database
 from tmc_server.store.tables import shard_tables
@@ -48,17 +45,8 @@ def _states(url: str) -> Counter[str] | None:
 def test_a_shard_moves_there_and_back_under_traffic(cluster: Cluster, note: Callable[[str], None]) -> None:
     there = cluster.settings["TMC_STORE__SPARE"][2:-2]
     traffic = ShardTraffic(cluster, shard=SHARD, threads=4, batch=1, per_s=200)
-    killed = 0
     try:
-        for number in range(KILLS):
-            process = start_move(cluster, SHARD, "--to", "tmc_spare")
-            time.sleep(random.Random(number).uniform(0.5, 3.0))
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            killed += process.returncode == -signal.SIGKILL
-            if number % 4 == 3:
-                start_move(cluster, SHARD, "--undo").communicate(timeout=60)
-                traffic.goes_on(20)
+        killed = kill_moves(cluster, traffic, to="tmc_spare", kills=KILLS, longest_s=3.0, undo_each=4)
         said = move(cluster, SHARD, "--to", "tmc_spare")
         traffic.goes_on(100)
         move(cluster, SHARD, "--confirm")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import threading
 import time
@@ -124,3 +126,20 @@ def move(cluster: Cluster, shard: int, *arguments: str, seconds: float = 120) ->
     said, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, said
     return said.strip()
+
+
+def kill_moves(
+    cluster: Cluster, traffic: ShardTraffic, *, to: str, kills: int, longest_s: float, undo_each: int
+) -> int:
+    """Kill the command at random, and continue it or, now and then, undo the move. Returns: how many were at work then."""
+    killed = 0
+    for number in range(kills):
+        process = start_move(cluster, traffic.shard, "--to", to)
+        time.sleep(random.Random(number).uniform(0.5, longest_s))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        if number % undo_each == undo_each - 1:
+            start_move(cluster, traffic.shard, "--undo").communicate()
+            traffic.goes_on(20)
+    return killed
