@@ -361,7 +361,7 @@ class CenterTables:
 
 @dataclass(frozen=True)
 class StoreDatabases:
-    """Which database holds the catalog and which holds each shard. spare: further ones, to which shards may have moved."""
+    """The databases of the catalog and of each shard. spare: further ones, to which shards may have moved."""
 
     catalog: Database
     shards: Sequence[Database]

@@ -30,7 +30,7 @@ def cluster(postgresql: PostgreSQL) -> Iterator[Cluster]:
 
 
 def _states(url: str) -> Counter[str] | None:
-    """None: the shard is not there."""
+    """Return deliveries by state. None: the shard is not there."""
     database = Database(url)
     consumption = shard_tables(SHARD).consumption
     with database.reading() as connection:

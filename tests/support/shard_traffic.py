@@ -84,7 +84,7 @@ class ShardTraffic:
         return sum(map(len, self._sent))
 
     def goes_on(self, messages: int) -> None:
-        """Wait for so many more."""
+        """Wait until this number of further messages is published."""
         begun = self.count
         eventually(lambda: self.count >= begun + messages)
 

@@ -18,7 +18,8 @@ from tmc_server.store.engines import Database, ShardMap, StoreConflict
 from tmc_server.store.fitness import examine
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import head_revision, revision_of
-from tmc_server.store.moving import MoveRefused, ShardMove
+from tmc_server.store.move_hold import MoveRefused
+from tmc_server.store.moving import ShardMove
 from tmc_server.store.shard_map import ShardsElsewhere, check, place_of
 from tmc_server.store.tables import shard_move
 

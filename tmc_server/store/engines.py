@@ -268,7 +268,7 @@ def repeated(run: Callable[[], Result], tries: int = 5) -> Result:
 
 
 class ShardMap:
-    """Which database holds the catalog and which holds each of the 32 shards: first as configured, then as the catalog says.
+    """The databases of the catalog and of each of the 32 shards: first as configured, then as the catalog says.
 
     spare: further databases, to which shards can be moved.  Thread-safe: `shards` is replaced as a whole.
     """

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate, chain, groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -35,8 +35,8 @@ from tmc_server.errors import RowLocked, StoreUnavailable, TmcError
 from tmc_server.store.auditing import act, record
 from tmc_server.store.dialects.contract import Recording
 from tmc_server.store.dialects.postgresql import without_nul
-from tmc_server.store.engines import Database, StoreConflict, repeated
-from tmc_server.store.migrate import create_missing
+from tmc_server.store.engines import Database, repeated
+from tmc_server.store.move_hold import Held, MoveRefused
 from tmc_server.store.shard_map import place_of
 from tmc_server.store.sql import InsertRows
 from tmc_server.store.tables import (
@@ -63,22 +63,16 @@ _PAGE_BYTES = 4 << 20  # of bodies
 _CHANGES = 500
 _FEW = 300  # changes that are left to the freeze at most
 _STATEMENT_BYTES = 1 << 20
-_TRIES = 20
-_TABLE_PAUSES_S = (0.1, 3.0)  # between tries, which hold up others: from, growing to
+_TRIES = 20  # to give a shard back
 _NOTE_S = 1.0
 
 Row = Mapping[str, Any]
 Key = tuple[Any, ...]
-Result = TypeVar("Result")
-
-
-class MoveRefused(Exception):
-    """A shard cannot be moved so; the text says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What a shard has in one table. group: columns of the key by which rows are copied, all of one key at once.
+    """The rows of a shard in one table. group: columns of the key by which rows are copied, all of one key at once.
 
     shard: the table is shared, and only rows of this one are meant.  log: keys of what changes.
     copy: where it is copied to.  aside: what the freeze makes of the table.  Both are the table itself, if it is shared.
@@ -143,114 +137,6 @@ def _log_of(table: sa.Table, group: Sequence[str], end: str = "") -> sa.Table:
     )
 
 
-class _Held:
-    """A database that no other command moves shards from or to while our connection is open."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self._connection: sa.Connection | None = None
-
-    def take(self) -> None:
-        """Raises MoveRefused, StoreUnavailable."""
-        if not self._takes():
-            raise MoveRefused(f"Another shard is being moved from or to {place_of(self.database)}: wait for that.")
-
-    def take_again(self) -> None:
-        """Take the lock where it was lost with its connection. Raises StoreUnavailable: the database still holds it."""
-        if (self._connection is None or self._connection.invalidated) and not self._takes():
-            raise StoreUnavailable(
-                f"{place_of(self.database)} has not noticed yet that a connection was lost, and keeps its lock."
-            )
-
-    def _takes(self) -> bool:
-        self.close()
-        connection = self.database.connect()
-        try:
-            connection.detach()  # no pool keeps it, and with it the lock
-            with self.database.writing(connection):
-                is_held = self.database.dialect.hold_for_move(connection)
-        except BaseException:
-            connection.close()
-            raise
-        if is_held:
-            self._connection = connection
-        else:
-            connection.close()
-        return is_held
-
-    def probe(self) -> None:
-        """Raises StoreUnavailable: the connection was lost while it rested."""
-        self.change(lambda connection: connection.exec_driver_sql("SELECT 1"))
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def change(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Run a transaction, again while it loses against others. Raises StoreUnavailable: the lock may be lost, too."""
-        return repeated(lambda: self._changed(work), _TRIES)
-
-    def _changed(self, work: Callable[[sa.Connection], Result]) -> Result:
-        connection = self._connection
-        if connection is None or connection.invalidated:  # it would connect anew, without the lock
-            raise StoreUnavailable
-        with self.database.writing(connection):
-            return work(connection)
-
-    def change_tables(
-        self, statements: Callable[[sa.Connection], Sequence[str]], meanwhile: Callable[[], None]
-    ) -> float:
-        """Run statements that wait until no transaction uses a table; what comes then waits behind them, so not for long.
-
-        meanwhile: done between tries.  Returns: for how many seconds it held up others, in all.  Raises MoveRefused.
-        """
-
-        def change(connection: sa.Connection) -> None:
-            connection.exec_driver_sql(self.database.dialect.wait_briefly())
-            for statement in statements(connection):
-                connection.exec_driver_sql(statement)
-
-        pause_s, held_up_s = _TABLE_PAUSES_S[0], 0.0
-        for _ in range(_TRIES):
-            began = time.monotonic()
-            try:
-                self._changed(change)
-                return held_up_s + time.monotonic() - began
-            except StoreConflict:
-                held_up_s += time.monotonic() - began
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _TABLE_PAUSES_S[1])
-                meanwhile()
-        raise MoveRefused(
-            f"Something keeps using tables in {place_of(self.database)}, such as a backup or a long query: wait for it,"
-            " then run this again."
-        )
-
-    def rename(self, names: Mapping[sa.Table, sa.Table], meanwhile: Callable[[], None] = lambda: None) -> float:
-        """Give tables other names, all at once, but for those that have theirs already. Returns: see change_tables."""
-
-        def statements(connection: sa.Connection) -> Sequence[str]:
-            there = set(sa.inspect(connection).get_table_names())
-            wanted = {old.name: new.name for old, new in names.items() if old.name in there}
-            return self.database.dialect.renaming(wanted) if wanted else ()
-
-        return self.change_tables(statements, meanwhile)
-
-    def execute(self, statement: sa.Executable) -> None:
-        self.change(lambda connection: connection.execute(statement))
-
-    def create(self, tables: Sequence[sa.Table]) -> None:
-        self.change(lambda connection: create_missing(connection, tables))
-
-    def drop(self, tables: Sequence[sa.Table]) -> None:
-        for table in tables:
-            self.change(partial(table.drop, checkfirst=True))
-
-    def has(self, table: sa.Table) -> bool:
-        return self.change(lambda connection: sa.inspect(connection).has_table(table.name))
-
-
 class ShardMove:
     """The move of one shard. identities: of source and target.  say: gets a sentence about what was done. Everything blocks.
 
@@ -268,8 +154,8 @@ class ShardMove:
         say: Callable[[str], None],
     ) -> None:
         self._catalog = catalog
-        self._source = _Held(source)
-        self._target = _Held(target)
+        self._source = Held(source)
+        self._target = Held(target)
         self._identities = identities
         self._shard = shard
         self._say = say
@@ -731,7 +617,7 @@ class ShardMove:
         self._clear(self._source)
         self._source.execute(lease.delete().where(lease.c.shard == self._shard))
 
-    def _clear(self, held: _Held) -> None:
+    def _clear(self, held: Held) -> None:
         """Delete the shard's rows in shared tables, page by page."""
         for part in (each for each in self._parts if each.shard is not None):
             for page in self._pages(held.database, part, part.table):

@@ -144,16 +144,16 @@ class Killed(BaseException):
 MOVING = [
     ("InsertRows.run", 1),
     ("InsertRows.run", 8),
-    ("create_missing", 1),
+    ("Held.create", 1),
     ("ShardMove._begin", 1),
     ("ShardMove._record", 1),
     ("ShardMove._copy", 1),
     ("ShardMove._compare", 1),
     ("ShardMove._follow", 1),
-    ("_Held.rename", 1),
+    ("Held.rename", 1),
     ("ShardMove._freeze", 1),
     ("ShardMove._drain", 1),
-    ("_Held.rename", 2),
+    ("Held.rename", 2),
     ("ShardMove._switch_once", 1),
     ("ShardMove._forget", 1),
     ("ShardMove._clear", 1),
@@ -161,9 +161,9 @@ MOVING = [
 UNDOING = [
     "ShardMove._record_no_more",
     "ShardMove._record_no_more",
-    "_Held.rename",
-    "_Held.rename",
-    "_Held.drop",
+    "Held.rename",
+    "Held.rename",
+    "Held.drop",
     "ShardMove._clear",
     "ShardMove._end",
     "ShardMove._end",
@@ -324,7 +324,7 @@ def test_an_undo_that_is_killed_is_finished_before_anything_else(moved: _Moving)
         here, there = moved.here, moved.other
         moved.move_killed("ShardMove._freeze", 1, True)
         moved.undo_killed(name, after)
-        if name == "_Held.rename":
+        if name == "Held.rename":
             moved.undo()  # nothing was undone yet, and the move could go on as well
         elif not (name == "ShardMove._end" and after):
             with pytest.raises(CannotStart, match="is being undone: finish that with --undo"):
@@ -476,7 +476,7 @@ def test_a_command_that_loses_its_connection_gives_the_shard_back(pair: tuple[St
     with pytest.MonkeyPatch.context() as patch:
         _changing(patch, "_freeze", lambda: store.perform(store.a_prepare(publish=True)))
         _losing(patch, lambda: None)
-        rename: Any = vars(vars(moving)["_Held"])["rename"]
+        rename: Any = vars(vars(moving)["Held"])["rename"]
         steps: list[MoveStep] = []
 
         def renaming(self: Any, *arguments: Any) -> float:
@@ -484,7 +484,7 @@ def test_a_command_that_loses_its_connection_gives_the_shard_back(pair: tuple[St
             held_up_s: float = rename(self, *arguments)
             return held_up_s
 
-        patch.setattr("tmc_server.store.moving._Held.rename", renaming)
+        patch.setattr("tmc_server.store.moving.Held.rename", renaming)
         with pytest.raises(CannotStart, match="Then run this again"):
             _moved(store, url)
     assert [*steps, _step(store)] == [MoveStep.FROZEN, MoveStep.FROZEN, MoveStep.FOLLOWING]
