@@ -60,7 +60,7 @@ from tmc_server.store.leases import ShardLeases
 from tmc_server.store.line_repair import SqlLineWork
 from tmc_server.store.migrate import migrate
 from tmc_server.store.outcomes import Wait
-from tmc_server.store.tables import METADATA, meta, shard_tables
+from tmc_server.store.tables import METADATA, database_identity, meta, shard_map, shard_tables
 from tmc_server.store.transaction import Hook, no_hook
 from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
@@ -468,6 +468,7 @@ def sqlite_store(directory: Path, clock: ManualClock | None = None) -> StoreUnde
 
 
 _migrated: set[str] = set()
+_WRITTEN_BY_MIGRATE = {meta, database_identity, shard_map}
 
 
 def server_store(
@@ -483,7 +484,7 @@ def server_store(
         shard_tables(shard)
     with database.transaction() as connection:
         for table in METADATA.tables.values():
-            if table is not meta:
+            if table not in _WRITTEN_BY_MIGRATE:
                 connection.execute(table.delete())
     return StoreUnderTest(database, clock)
 
