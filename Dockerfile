@@ -2,14 +2,20 @@
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libmariadb-dev pkg-config
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE CHANGELOG.md ./
+COPY clients/python clients/python
 COPY protos protos
-COPY tmc_common tmc_common
 COPY tmc_client tmc_client
-COPY tmc_server tmc_server
 COPY tmc_cli tmc_cli
+COPY tmc_common tmc_common
 COPY tmc_console tmc_console
-RUN python -m venv /opt/tmc && /opt/tmc/bin/pip install --no-cache-dir ".[server,console,http,oidc,mysql,postgresql,rabbitmq,consul]"
+COPY tmc_pipeline tmc_pipeline
+COPY tmc_pytest tmc_pytest
+COPY tmc_server tmc_server
+COPY tmc_storm tmc_storm
+# The history, from which the version is read, is not in here: docker build --build-arg VERSION=0.1.0 .
+ARG VERSION=0.1.0.dev0
+RUN python -m venv /opt/tmc && SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION /opt/tmc/bin/pip install --no-cache-dir ./clients/python ".[server,console,http,oidc,s3,mysql,postgresql,rabbitmq,consul]"
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends libmariadb3 && rm -rf /var/lib/apt/lists/* \

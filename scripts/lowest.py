@@ -1,4 +1,4 @@
-"""Print the lowest versions that pyproject.toml allows, as constraints for pip: EXTRA[,EXTRA].
+"""Print the lowest versions that both distributions allow, as constraints for pip: EXTRA[,EXTRA] of the center.
 
 What is a dependency of dependencies alone is left to pip.
 """
@@ -13,30 +13,34 @@ from pathlib import Path
 from typing import Any
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(\[[a-z0-9_,]+\])?>=([0-9][^,]*)")
-_OWN = re.compile(r"tmc-center\[([a-z0-9_,]+)\]")
+_OWN = re.compile(r"(tmc-center|tmc-client)\[([a-z0-9_,]+)\]")
+_ROOT = Path(__file__).parents[1]
+_PROJECTS: dict[str, dict[str, Any]] = {
+    name: tomllib.loads((_ROOT / folder / "pyproject.toml").read_text())["project"]
+    for name, folder in {"tmc-center": ".", "tmc-client": "clients/python"}.items()
+}
 
 
-def requirements(project: dict[str, Any], extras: list[str]) -> Iterator[str]:
-    """Yield the requirements of the package and of these extras, also of the extras that they name."""
-    optional = project["optional-dependencies"]
-    yield from project["dependencies"]
-    seen: set[str] = set()
-    while extras:
-        extra = extras.pop()
-        if extra in seen:
+def requirements(extras: str) -> Iterator[str]:
+    """Yield the requirements of the center and of these extras, also of the extras that they name."""
+    yield from _PROJECTS["tmc-client"]["dependencies"]
+    waiting = [("tmc-center", extra) for extra in extras.split(",")]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        project, extra = waiting.pop()
+        if (project, extra) in seen:
             continue
-        seen.add(extra)
-        for requirement in optional[extra]:
+        seen.add((project, extra))
+        for requirement in _PROJECTS[project]["optional-dependencies"][extra]:
             if own := _OWN.fullmatch(requirement):
-                extras += own[1].split(",")
+                waiting += [(own[1], each) for each in own[2].split(",")]
             else:
                 yield requirement
 
 
 def main() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     lowest: dict[str, tuple[tuple[int, ...], str]] = {}
-    for requirement in requirements(project, sys.argv[1].split(",")):
+    for requirement in requirements(sys.argv[1]):
         if not (found := _REQUIREMENT.match(requirement)):
             raise SystemExit(f"{requirement} has no lowest version: write NAME>=VERSION")
         name, version = found[1].lower().replace("_", "-"), found[3].strip()

@@ -14,36 +14,40 @@ from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 from tmc_common.extras import extra_of
-from tmc_server.printable import escaped, without_secrets
+from tmc_common.printable import escaped, without_secrets
 
 
 class Command(NamedTuple):
-    """target: module:name of a callable (args=..., prog_name=...).  extra: the extra it needs; "": none."""
+    """target: module:name of a callable (args=..., prog_name=...).  extra: what to install for it; "": nothing more."""
 
     target: str
     extra: str
     help: str
 
 
+_SERVER = "tmc-center[server]"
 COMMANDS = {
-    "serve": Command("tmc_cli.serving:serve_app", "server", "Run a server. Prepare its database first with init."),
-    "dev": Command("tmc_cli.serving:dev_app", "server", "Run a complete center in one process, for development."),
-    "init": Command("tmc_cli.databases:init_app", "server", "Create or upgrade the tables; safe to repeat."),
-    "move-shard": Command("tmc_cli.databases:move_app", "server", "Move shards to another database while servers run."),
-    "doctor": Command("tmc_cli.databases:doctor_app", "server", "Check that the databases are configured safely."),
+    "serve": Command("tmc_cli.serving:serve_app", _SERVER, "Run a server. Prepare its database first with init."),
+    "dev": Command("tmc_cli.serving:dev_app", _SERVER, "Run a complete center in one process, for development."),
+    "init": Command("tmc_cli.databases:init_app", _SERVER, "Create or upgrade the tables; safe to repeat."),
+    "move-shard": Command("tmc_cli.databases:move_app", _SERVER, "Move shards to another database while servers run."),
+    "doctor": Command("tmc_cli.databases:doctor_app", _SERVER, "Check that the databases are configured safely."),
     "consume": Command("tmc_cli.consuming:run", "", "Run a consumer."),
-    "outbox": Command("tmc_cli.outbox:run", "outbox", "Send what is in an outbox; see and repair what is not sent."),
-    "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
-    "admin": Command("tmc_cli.admin:app", "server", "Register apps, topics and subscriptions; inspect messages."),
-    "console": Command("tmc_cli.console:app", "console", "Run the web console for operators."),
-    "storm": Command(
-        "tmc_cli.storm:app", "storm", "Break everything around a center of its own, and compare the books."
+    "outbox": Command(
+        "tmc_cli.outbox:run", "tmc-client[outbox]", "Send what is in an outbox; see and repair what is not sent."
     ),
-    "completion": Command("tmc_cli.completion:run", "server", "Print a script that completes commands in a shell."),
-    "pipeline": Command("tmc_pipeline.cli:app", "pipeline", "Archive, restore, reconcile and report; runs on Spark."),
+    "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
+    "admin": Command("tmc_cli.admin:app", _SERVER, "Register apps, topics and subscriptions; inspect messages."),
+    "console": Command("tmc_cli.console:app", "tmc-center[console]", "Run the web console for operators."),
+    "storm": Command(
+        "tmc_cli.storm:app", "tmc-center[storm]", "Break everything around a center of its own, and compare the books."
+    ),
+    "completion": Command("tmc_cli.completion:run", _SERVER, "Print a script that completes commands in a shell."),
+    "pipeline": Command(
+        "tmc_pipeline.cli:app", "tmc-center[pipeline]", "Archive, restore, reconcile and report; runs on Spark."
+    ),
 }
-# Libraries that are needed only by some configurations.
-_OURS = ("tmc_common", "tmc_client", "tmc_console", "tmc_server", "tmc_pipeline", "tmc_cli", "tmc_storm")
+_HERE = ("tmc_common", "tmc_client", "tmc_cli")  # the packages of tmc-client, which this one comes with
 
 
 def main() -> None:
@@ -56,7 +60,7 @@ def main() -> None:
     elif name in ("--version", "-V"):
         from importlib.metadata import version  # slow to import and needed only here
 
-        sys.stdout.write(f"tmc {version('tmc-center')}\n")
+        sys.stdout.write(f"tmc {version('tmc-client')}\n")
     elif not name:
         sys.stderr.write(_help())
         raise SystemExit(2)
@@ -85,13 +89,13 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         except ModuleNotFoundError as exc:
             if not extra or _is_ours(exc):
                 raise
-            fail(f"tmc {name} needs {exc.name}, which is not installed: pip install 'tmc-center[{extra}]'.")
+            fail(f"tmc {name} needs {exc.name}, which is not installed: pip install '{extra}'.")
         command(args=list(arguments), prog_name=f"tmc {name}")
     except ModuleNotFoundError as exc:
         needed = extra_of(exc)
         if needed is None:
             raise
-        fail(f"This configuration needs {exc.name}, which is not installed: pip install 'tmc-center[{needed}]'.")
+        fail(f"This configuration needs {exc.name}, which is not installed: pip install '{needed}'.")
     except BrokenPipeError:
         # The reader of our output has exited, as `head` does; the interpreter's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -99,7 +103,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
 
 
 def _is_ours(exc: ModuleNotFoundError) -> bool:
-    return (exc.name or "").partition(".")[0] in _OURS
+    return (exc.name or "").partition(".")[0] in _HERE
 
 
 def _help() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tmc_cli import fail
 from tmc_client.consume import run as run_consumer
-from tmc_server.printable import escaped, without_secrets
+from tmc_common.printable import escaped, without_secrets
 
 
 def run(args: Sequence[str], prog_name: str) -> None:

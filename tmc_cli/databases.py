@@ -8,10 +8,10 @@ import typer
 
 from tmc_cli import fail
 from tmc_cli.options import ConfigFile, command, loaded
+from tmc_common.printable import escaped
 from tmc_server.app import CannotStart, diagnose, initialize
 from tmc_server.app.moves import confirm_moves, move_shards, undo_moves
 from tmc_server.app.reaching import require_databases
-from tmc_server.printable import escaped
 
 init_app, doctor_app, move_app = command(), command(), command()
 

@@ -11,7 +11,7 @@ import grpc
 
 from tmc_cli import fail
 from tmc_cli.target import DEFAULT_ADDRESS, Target
-from tmc_server.printable import escaped
+from tmc_common.printable import escaped
 
 # HealthCheckResponse has one field, an enum: generated classes would cost more to import than the call takes.
 _STATES = {b"": "UNKNOWN", b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING", b"\x08\x03": "SERVICE_UNKNOWN"}

@@ -17,7 +17,7 @@ from tmc_client import errors
 from tmc_client.consuming import loading
 from tmc_client.outbox import Outbox
 from tmc_client.outbox.store import Kept
-from tmc_server.printable import escaped
+from tmc_common.printable import escaped
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 _MOST = 1_000

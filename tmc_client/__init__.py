@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("tmc-center")
+        return version("tmc-client")
     if name in _LAZY:
         import importlib
 

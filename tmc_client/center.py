@@ -292,7 +292,7 @@ def connect(
 ) -> Center:
     """Create a Center for one app. Opens no connection yet.
 
-    address: host:port, several with commas; or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-center[consul]`); or
+    address: host:port, several with commas; or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-client[consul]`); or
     embedded+URL of an SQLite, PostgreSQL, MariaDB or MySQL database: a center inside this process, which starts now
     (`tmc-center[server]`).
     app, key: credentials; no key for a center inside this process.  timeout: of every call.

@@ -1,4 +1,4 @@
-"""Consul: watch the instances of the center, and register a service of your own. Needs `tmc-center[consul]`.
+"""Consul: watch the instances of the center, and register a service of your own. Needs `tmc-client[consul]`.
 
 A watch keeps the last list from Consul: while Consul is unreachable or empty, calls continue as before.
 """

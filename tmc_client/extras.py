@@ -18,6 +18,4 @@ def needed_by(what: str) -> Iterator[None]:
         extra = extra_of(exc)
         if extra is None:
             raise
-        raise errors.MissingExtra(
-            f"{what} needs {exc.name}, which is not installed: pip install 'tmc-center[{extra}]'."
-        ) from exc
+        raise errors.MissingExtra(f"{what} needs {exc.name}, which is not installed: pip install '{extra}'.") from exc

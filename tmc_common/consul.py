@@ -1,4 +1,4 @@
-"""Consul: an agent's client, and keeping one instance of a service registered. Needs `tmc-center[consul]`."""
+"""Consul: an agent's client, and keeping one instance of a service registered. Needs `tmc-client[consul]`."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Optional dependencies, by the extra that installs them."""
+"""Optional dependencies, by the distribution and extra that install them."""
 
 from __future__ import annotations
 
 _EXTRAS = {
-    "MySQLdb": "mysql",
-    "psycopg": "postgresql",
-    "pika": "rabbitmq",
-    "consul": "consul",
-    "requests": "consul",
-    "confluent_kafka": "kafka",
-    "sqlalchemy": "outbox",
-    "pyspark": "pipeline",
+    "MySQLdb": "tmc-center[mysql]",
+    "psycopg": "tmc-center[postgresql]",
+    "pika": "tmc-client[rabbitmq]",
+    "consul": "tmc-client[consul]",
+    "requests": "tmc-client[consul]",
+    "confluent_kafka": "tmc-client[kafka]",
+    "sqlalchemy": "tmc-client[outbox]",
+    "pyspark": "tmc-center[pipeline]",
 }
 
 
 def extra_of(exc: ModuleNotFoundError) -> str | None:
-    """Return the extra to install; None if what is missing comes with none."""
+    """Return what to install, for example "tmc-client[kafka]"; None if no extra brings what is missing."""
     return _EXTRAS.get((exc.name or "").partition(".")[0])

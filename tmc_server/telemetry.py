@@ -17,9 +17,9 @@ from prometheus_client.exposition import choose_encoder
 
 from tmc_common.addresses import HostPort
 from tmc_common.eventlog import EVENT_NAME
+from tmc_common.printable import escaped, without_secrets
 from tmc_server.config import LogConfig
 from tmc_server.metrics import METRICS
-from tmc_server.printable import escaped, without_secrets
 
 _REQUEST_BYTES = 16_384
 

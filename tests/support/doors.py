@@ -35,7 +35,7 @@ class Step:
     attempt: bytes = b""
     body: bytes = b"body"
     content_type: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
     order_key: str = ""
     delay_ms: int = 0
     ledger: bytes = b""

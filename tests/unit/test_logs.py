@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.server.test_printable import logged
+from tests.unit.common.test_printable import logged
 from tmc_common.eventlog import EventLog
 
 ROOT = Path(__file__).parents[2]

@@ -52,7 +52,6 @@ ALLOWED = {
     "tmc_client": {"tmc_common"},
     "tmc_server": set(),
     "tmc_server.errors": set(),
-    "tmc_server.printable": set(),
     "tmc_server.settings": set(),
     "tmc_server.origin": set(),
     "tmc_server.domain": {"tmc_server.errors", "tmc_common.addresses", "tmc_common.headers"},
@@ -61,7 +60,7 @@ ALLOWED = {
     "tmc_server.telemetry": {
         "tmc_server.config",
         "tmc_server.metrics",
-        "tmc_server.printable",
+        "tmc_common.printable",
         "tmc_common.addresses",
         "tmc_common.eventlog",
     },
@@ -125,7 +124,7 @@ ALLOWED = {
     },
     "tmc_server.discovery": {*_SERVER, "tmc_common.consul"},
     "tmc_server.checks": {*_SERVER, "tmc_server.outgoing", "tmc_common.protocol", "tmc_common.mismatch"},
-    "tmc_server.alerts": {*_SERVER, "tmc_server.outgoing", "tmc_server.printable"},
+    "tmc_server.alerts": {*_SERVER, "tmc_server.outgoing", "tmc_common.printable"},
     "tmc_server.archives": _SERVER,
     "tmc_server.identity": _SERVER,
 }
@@ -137,7 +136,6 @@ ALLOWED["tmc_cli"] = {
     "tmc_console.sso_names",
     "tmc_server.app",
     "tmc_server.config",
-    "tmc_server.printable",
     "tmc_server.telemetry",
     "tmc_storm",
 }

@@ -11,7 +11,7 @@ import typer
 from tmc_cli import say
 from tmc_cli.admin.printing import subscriber
 from tmc_cli.admin.text import when
-from tmc_server.printable import escaped
+from tmc_common.printable import escaped
 
 
 def print_alerts(answer: Any) -> None:

@@ -11,8 +11,8 @@ from tmc_cli import say
 from tmc_cli.admin.calling import Watch, ask, enum_value, for_people, show, watched
 from tmc_cli.admin.text import bar
 from tmc_common.enums import name_of
+from tmc_common.printable import escaped
 from tmc_common.protocol import admin_pb2, types_pb2
-from tmc_server.printable import escaped
 
 
 def bulk(

@@ -20,8 +20,8 @@ from google.protobuf.message import Message
 from tmc_cli import fail, say
 from tmc_cli.admin.printing import listing
 from tmc_common.enums import prefix_of
+from tmc_common.printable import escaped
 from tmc_common.protocol import admin_pb2, types_pb2
-from tmc_server.printable import escaped
 
 Reason = Annotated[str, typer.Option(help="For the audit trail.")]
 MaxAge = Annotated[int | None, typer.Option(help="No retry after this age; 0: no limit.")]

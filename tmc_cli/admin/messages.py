@@ -10,8 +10,8 @@ from tmc_cli import say
 from tmc_cli.admin.calling import AsJson, ask, show_parts
 from tmc_cli.admin.printing import Columns, enum, moment, print_table, printed, since, subscriber
 from tmc_cli.admin.text import age, duration_ms, when
+from tmc_common.printable import escaped
 from tmc_common.protocol import types_pb2
-from tmc_server.printable import escaped
 
 print_messages = printed(
     "messages",

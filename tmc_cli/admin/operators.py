@@ -11,8 +11,8 @@ from tmc_cli import say
 from tmc_cli.admin.calling import Reason, ask, enum_value, show
 from tmc_cli.admin.printing import enum, moment, printed
 from tmc_cli.admin.text import when
+from tmc_common.printable import escaped
 from tmc_common.protocol import admin_pb2
-from tmc_server.printable import escaped
 
 print_operators = printed(
     "operators",

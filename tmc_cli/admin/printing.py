@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from tmc_cli import say
 from tmc_cli.admin.text import age, table, when
 from tmc_common.enums import name_of
-from tmc_server.printable import escaped
+from tmc_common.printable import escaped
 
 _TIMES_FROM_MS = 1_000_000_000_000  # what is greater is a moment, and not a duration
 _LONGEST_CELL = 60

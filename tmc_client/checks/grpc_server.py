@@ -127,7 +127,7 @@ class ChecksServer:
     """A gRPC server that answers checks and nothing else.
 
     address: host:port, port 0 takes a free one. Centers without service discovery learn it from the producer's calls.
-    advertise: host:port that the center can reach.  agent, service, tag: register it in Consul (`tmc-center[consul]`), with
+    advertise: host:port that the center can reach.  agent, service, tag: register it in Consul (`tmc-client[consul]`), with
     agent_token or CONSUL_HTTP_TOKEN.
     """
 

@@ -454,7 +454,7 @@ def _without_secrets(address: str) -> str:
 
 
 def _in_consul(address: str) -> ConsulAddress | None:
-    """Raises ValueError for a malformed address, MissingExtra without tmc-center[consul]."""
+    """Raises ValueError for a malformed address, MissingExtra without tmc-client[consul]."""
     if not address.startswith("consul://"):
         return None
     with needed_by("consul://"):

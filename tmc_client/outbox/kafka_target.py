@@ -1,4 +1,4 @@
-"""Send to Kafka without a center. Needs `tmc-center[kafka]`."""
+"""Send to Kafka without a center. Needs `tmc-client[kafka]`."""
 
 from __future__ import annotations
 

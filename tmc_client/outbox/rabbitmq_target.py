@@ -39,7 +39,7 @@ class RabbitTarget:
 
     exchange: "" is the default one, which routes to the queue of that name.
 
-    routing_key: of a message; by default its topic. Needs `tmc-center[rabbitmq]`.
+    routing_key: of a message; by default its topic. Needs `tmc-client[rabbitmq]`.
     """
 
     delays = False

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from tmc_common.printable import escaped
 from tmc_server.alerts.facts import Facts
 from tmc_server.domain.alerts import OTHER_ERRORS, Language
-from tmc_server.printable import escaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

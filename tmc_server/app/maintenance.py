@@ -39,7 +39,7 @@ def said_by_database(exc: Exception) -> str:
 
 
 def driver_missing(exc: ModuleNotFoundError) -> CannotStart:
-    return CannotStart(f"[store] needs the database driver {exc.name}: install tmc-center[{extra_of(exc)}].")
+    return CannotStart(f"[store] needs the database driver {exc.name}: install {extra_of(exc)}.")
 
 
 def open_shards(config: Config, patient: bool = False, clock: Callable[[], int] | None = None) -> ShardMap:

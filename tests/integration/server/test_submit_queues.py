@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +307,7 @@ def test_damaged_headers_are_refused(center: RunningCenter, connection: pika.Blo
     step = _new("publish", "a")
     given = attributes_of(step)
     given["tmcsignature"] = sign(bytes.fromhex(door.secret.hex()), signed(door.queue, given, "", step.body, {}))
-    headers = {f"cloudEvents:{name}": text for name, text in given.items()} | {"table": {"a": 1}}
-    door.channel.basic_publish("", door.queue, step.body, pika.BasicProperties(headers=headers), mandatory=True)
+    door.publish_raw(given, replace(step, headers={"table": {"a": 1}}))
     assert eventually(door.dead)[0][0].headers["tmc-reason"] == "FIELD_INVALID"
 
 

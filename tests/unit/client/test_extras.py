@@ -53,4 +53,4 @@ def _run(missing: str, use: str) -> str:
 def test_a_missing_extra_is_named(what: str) -> None:
     missing, extra, use = _USES[what]
     said = _run(missing, use)
-    assert said == f"MissingExtra {what} needs {missing}, which is not installed: pip install 'tmc-center[{extra}]'."
+    assert said == f"MissingExtra {what} needs {missing}, which is not installed: pip install 'tmc-client[{extra}]'."

@@ -1,4 +1,4 @@
-"""Copies from RabbitMQ: one connection in a thread of its own, a channel per queue. Needs `tmc-center[rabbitmq]`.
+"""Copies from RabbitMQ: one connection in a thread of its own, a channel per queue. Needs `tmc-client[rabbitmq]`.
 
 A copy is acked to the broker once the center has stored its outcome. Anything that the center did not make is acked,
 logged and counted: a foreign publisher can neither reach a handler nor break the connection. Anything that looks like

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tmc_common.printable import escaped, without_secrets
 from tmc_server.config import LogConfig
-from tmc_server.printable import escaped, without_secrets
 from tmc_server.telemetry import configure_logging
 
 _ESC, _CSI = "\x1b", "\x9b"
