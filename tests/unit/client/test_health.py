@@ -59,6 +59,6 @@ def test_a_consumer_without_the_library_of_the_broker_ends_and_says_which(monkey
     monkeypatch.delattr("tmc_client.consuming.transports.rabbitmq", raising=False)
     consumer = tmc.Consumer(center)
     consumer.listener("order.paid")(lambda body: None)
-    with pytest.raises(RuntimeError, match=r"RabbitMQ needs pika, .* 'tmc-center\[rabbitmq\]'"):
+    with pytest.raises(RuntimeError, match=r"RabbitMQ needs pika, .* 'tmc-client\[rabbitmq\]'"):
         consumer.run()
     center.close()
