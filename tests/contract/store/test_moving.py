@@ -35,13 +35,15 @@ from tmc_server.store.shard_map import check, identity_of, place_of
 from tmc_server.store.tables import server as server_table
 from tmc_server.store.tables import shard_move, shard_tables, tombstone
 
-PAIRS = [("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postgresql"), ("mariadb", "sqlite")]
+PAIRS = [
+    pytest.param(pair, id=" to ".join(pair), marks=[getattr(pytest.mark, kind) for kind in pair if kind in SERVERS])
+    for pair in (("sqlite", "postgresql"), ("postgresql", "mariadb"), ("mariadb", "postgresql"), ("mariadb", "sqlite"))
+]
+SOME_PAIRS = pytest.mark.parametrize("pair", PAIRS if LONG else PAIRS[1:2], indirect=True)
+SERVER_PAIRS = pytest.mark.parametrize("pair", PAIRS[1:3], indirect=True)
 
 
-SOME_PAIRS = pytest.mark.parametrize("pair", PAIRS if LONG else PAIRS[1:2], indirect=True, ids=" to ".join)
-
-
-@pytest.fixture(params=PAIRS, ids=[f"{one} to {other}" for one, other in PAIRS])
+@pytest.fixture(params=PAIRS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[StoreUnderTest, str]]:
     """A store with one shard in use, and the URL of an empty database."""
     source, target = request.param
@@ -464,9 +466,6 @@ def _losing(patch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
         return found
 
     patch.setattr(moving.ShardMove, "_drain", draining)
-
-
-SERVER_PAIRS = pytest.mark.parametrize("pair", PAIRS[1:3], indirect=True, ids=" to ".join)
 
 
 @SERVER_PAIRS
