@@ -37,6 +37,7 @@ COMMANDS = {
         "tmc_cli.outbox:run", "tmc-client[outbox]", "Send what is in an outbox; see and repair what is not sent."
     ),
     "health": Command("tmc_cli.health:run", "", "Check whether a server is serving."),
+    "size": Command("tmc_cli.size:run", "", "Say which servers, databases, brokers and disks a load needs."),
     "admin": Command("tmc_cli.admin:app", _SERVER, "Register apps, topics and subscriptions; inspect messages."),
     "console": Command("tmc_cli.console:app", "tmc-center[console]", "Run the web console for operators."),
     "storm": Command(
@@ -47,7 +48,7 @@ COMMANDS = {
         "tmc_pipeline.cli:app", "tmc-center[pipeline]", "Archive, restore, reconcile and report; runs on Spark."
     ),
 }
-_HERE = ("tmc_common", "tmc_client", "tmc_cli")  # the packages of tmc-client, which this one comes with
+_OURS = ("tmc_common", "tmc_client", "tmc_console", "tmc_server", "tmc_pipeline", "tmc_cli", "tmc_storm")
 
 
 def main() -> None:
@@ -87,7 +88,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         try:
             command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as exc:
-            if not extra or _is_ours(exc):
+            if not extra or _is_broken(exc):
                 raise
             fail(f"tmc {name} needs {exc.name}, which is not installed: pip install '{extra}'.")
         command(args=list(arguments), prog_name=f"tmc {name}")
@@ -102,8 +103,10 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         raise SystemExit(1) from None
 
 
-def _is_ours(exc: ModuleNotFoundError) -> bool:
-    return (exc.name or "").partition(".")[0] in _HERE
+def _is_broken(exc: ModuleNotFoundError) -> bool:
+    """Return whether a package of ours is there without one of its modules: nothing to install would mend that."""
+    name = exc.name or ""
+    return name.partition(".")[0] in _OURS and "." in name
 
 
 def _help() -> str:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tmc_client.outbox import Outbox
     from tmc_client.producing.aio_transaction import AsyncRecordedTransaction, AsyncTransaction
 
+__all__ = ["AsyncCenter", "connect", "create_tables"]
+
 T = TypeVar("T")
 log = logging.getLogger("tmc_client.aio")
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.cluster import Cluster
-from tests.support.dose import LONG
+from tests.support.dose import LONG, in_turn
 from tests.support.foreign import Process, for_go
 from tests.support.go_client import built, has_go
 from tmc_storm.eventually import eventually
@@ -126,7 +126,7 @@ if has_go():
 _EXAMPLES = [pytest.param(shop, id=tool) for shop, tool in ((_in_node, "npm"), (_in_java, "mvn")) if shutil.which(tool)]
 if _EXAMPLES:
 
-    @pytest.mark.parametrize("shop", _EXAMPLES)
+    @pytest.mark.parametrize("shop", in_turn("examples", _EXAMPLES))
     def test_the_examples(postgresql: PostgreSQL, tmp_path: Path, shop: Shop) -> None:
         with Cluster(servers=2, **_RECORDED) as cluster:
             url = postgresql.create(f"shop{shop.__name__}")

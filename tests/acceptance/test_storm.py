@@ -1,4 +1,4 @@
-"""`tmc storm` as its user runs it, over each kind of store: two minutes together in CI, ten for each by `--long`.
+"""`tmc storm` as its user runs it: in CI over SQLite and, in turn, over one of the servers; by `--long` ten minutes over each.
 
 STORM_SEED repeats a sequence.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import TMC
-from tests.support.dose import LONG
+from tests.support.dose import LONG, in_turn
 from tmc_storm.operator import Operator
 from tmc_storm.services.ports import free_port
 
@@ -28,7 +28,10 @@ def _storm(report: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("store", "minutes"), [("sqlite", 0.4), ("mariadb", 0.8), ("postgresql", 0.8)])
+_SERVERS = [("mariadb", 0.8), ("postgresql", 0.8)]
+
+
+@pytest.mark.parametrize(("store", "minutes"), [("sqlite", 0.4), *in_turn("storm", _SERVERS)])
 def test_after_a_storm_the_books_agree(store: str, minutes: float, tmp_path: Path, note: Callable[[str], None]) -> None:
     seed = os.environ.get("STORM_SEED", str(time.time_ns() % 1_000_000))
     done = _storm(tmp_path / "storm", "--store", store, "--minutes", str(10 if LONG else minutes), "--seed", seed)
