@@ -27,7 +27,9 @@ def console(
         str, typer.Option(envvar="TMC_CA", help="PEM file: TLS to the server, trusting this authority.")
     ] = "",
     certificate: Annotated[str, typer.Option(envvar="TMC_CERTIFICATE", help="PEM file: client certificate.")] = "",
-    key: Annotated[str, typer.Option(envvar="TMC_KEY", help="PEM file: the certificate's private key.")] = "",
+    key: Annotated[
+        str, typer.Option(envvar="TMC_CERTIFICATE_KEY", help="PEM file: the certificate's private key.")
+    ] = "",
     server_name: Annotated[
         str, typer.Option(envvar="TMC_SERVER_NAME", help="The name in the server's certificate, if not the host.")
     ] = "",

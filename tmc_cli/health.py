@@ -41,6 +41,6 @@ def _target(args: Sequence[str], prog_name: str) -> Target:
     parser.add_argument("address", nargs="?", default=address, help="host:port of a server (TMC_ADDRESS)")
     parser.add_argument("--authority", default=known("TMC_CA", ""), help="PEM file: use TLS and trust it (TMC_CA)")
     parser.add_argument("--certificate", default=known("TMC_CERTIFICATE", ""), help="PEM file: client certificate")
-    parser.add_argument("--key", default=known("TMC_KEY", ""), help="its private key, PEM file")
+    parser.add_argument("--key", default=known("TMC_CERTIFICATE_KEY", ""), help="its private key, PEM file")
     parser.add_argument("--server-name", default=known("TMC_SERVER_NAME", ""), help="the name in its certificate")
     return Target(**vars(parser.parse_args(args)))

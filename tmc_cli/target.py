@@ -47,7 +47,7 @@ class Target:
         except ValueError:
             fail(f"{self.address!r} is no address of a server: give host:port.")
         if bool(self.certificate) != bool(self.key):
-            fail("--certificate and --key go together (TMC_CERTIFICATE, TMC_KEY).")
+            fail("--certificate and --key go together (TMC_CERTIFICATE, TMC_CERTIFICATE_KEY).")
         if self.server_name and not self.is_tls:
             fail("--server-name is for TLS: give --authority too (TMC_CA).")
 
@@ -148,7 +148,7 @@ class Target:
             return ""
         return (
             f"{self.address} hangs up: it wants a client certificate of an authority it trusts, "
-            "give --certificate and --key (TMC_CERTIFICATE, TMC_KEY)."
+            "give --certificate and --key (TMC_CERTIFICATE, TMC_CERTIFICATE_KEY)."
         )
 
 

@@ -305,12 +305,12 @@ MISTAKES = [
         environment={"TMC_CA": CA},
         code=1,
         says="{mutual} hangs up: it wants a client certificate of an authority it trusts, give --certificate and --key "
-        "(TMC_CERTIFICATE, TMC_KEY).",
+        "(TMC_CERTIFICATE, TMC_CERTIFICATE_KEY).",
     ),
     Mistake(
         id="certificate without key",
         arguments="health {tls} --certificate {folder}/operator.pem",
-        says="--certificate and --key go together (TMC_CERTIFICATE, TMC_KEY).",
+        says="--certificate and --key go together (TMC_CERTIFICATE, TMC_CERTIFICATE_KEY).",
     ),
     Mistake(
         id="authority is not there",
@@ -450,7 +450,7 @@ def test_health_and_admin_show_a_client_certificate(places: Places) -> None:
     environment = {
         "TMC_CA": str(places.folder / "ca.pem"),
         "TMC_CERTIFICATE": str(places.folder / "operator.pem"),
-        "TMC_KEY": str(places.folder / "operator.key"),
+        "TMC_CERTIFICATE_KEY": str(places.folder / "operator.key"),
         "TMC_SERVER_NAME": NAME,
         "TMC_ADDRESS": places.mutual,
         "TMC_ADMIN_TOKEN": places.mutual_token,

@@ -71,7 +71,10 @@ class TlsCluster(Cluster):
         variables = {"TMC_ADDRESS": address, "TMC_ADMIN_TOKEN": self.token, "TMC_CA": f"{self.folder}/ca.pem"}
         variables["TMC_SERVER_NAME"] = _NAME
         if self.mutual:
-            variables |= {"TMC_CERTIFICATE": f"{self.folder}/orders.pem", "TMC_KEY": f"{self.folder}/orders.key"}
+            variables |= {
+                "TMC_CERTIFICATE": f"{self.folder}/orders.pem",
+                "TMC_CERTIFICATE_KEY": f"{self.folder}/orders.key",
+            }
         environment = os.environ | variables
         return subprocess.run([TMC, *arguments], env=environment, capture_output=True, text=True, check=False)
 
