@@ -73,10 +73,13 @@ class Preparation:
                 for request, future in zip(self._requests, self.futures, strict=True)
             ]
         except errors.DeadlineExceeded as exc:
-            answered = sum(future.done() for future in self.futures)
+            prepared, all_of_them = sum(map(_is_answered, self.futures)), len(self.futures)
+            advice = (
+                ": give more time, or send fewer in one block" if prepared else ""
+            )  # else the center is away, or hangs
             raise errors.DeadlineExceeded(
-                f"{answered:,} of {len(self.futures):,} messages were prepared within prepare_timeout="
-                f"{self._limit.total_seconds():g} s: give more time, or send fewer in one block. {exc}",
+                f"{prepared:,} of {all_of_them:,} messages were prepared within prepare_timeout="
+                f"{self._limit.total_seconds():g} s{advice}. {exc}",
                 reason=exc.reason,
             ) from exc
 
@@ -87,6 +90,10 @@ class Preparation:
         for request in abandoned:
             attempt = Prepared(message_id="", topic=request.topic, key=request.key, attempt_id=request.attempt_id)
             self._producer.rollback(attempt, BACKGROUND)
+
+
+def _is_answered(future: Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 class Fallback(Protocol):

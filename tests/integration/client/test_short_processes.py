@@ -22,6 +22,7 @@ from tests.support.producing import FakeProducer
 from tmc_client.local.choosing import local_of
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger
+from tmc_storm.services.ports import free_port
 
 MONTH = timedelta(days=30)
 
@@ -88,3 +89,14 @@ def test_a_block_of_too_many_messages_names_the_time_it_was_given(engine: sa.Eng
             with Transaction(Slow(), lambda *_: None, local, local_time) as tx:  # type: ignore[arg-type]
                 for key in "abc":
                     tx.send("t", {}, key=key)
+
+
+def test_a_block_without_a_center_says_that_nobody_answers(engine: sa.Engine) -> None:
+    with closing(tmc.connect(f"127.0.0.1:{free_port()}", app="orders")) as center, Session(engine) as session:
+        with pytest.raises(tmc.DeadlineExceeded) as caught:
+            with center.transaction(session, prepare_timeout=timedelta(milliseconds=200)) as tx:
+                tx.send("order.paid", {}, key="a")
+    said = str(caught.value)
+    assert said.startswith("0 of 1 messages were prepared within prepare_timeout=0.2 s. No answer in time")
+    assert "Connection refused" in said
+    assert "send fewer" not in said
