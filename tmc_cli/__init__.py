@@ -10,7 +10,9 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple, NoReturn
 
 from tmc_common.extras import extra_of
@@ -90,7 +92,8 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         except ModuleNotFoundError as exc:
             if not extra or _is_broken(exc):
                 raise
-            fail(f"tmc {name} needs {exc.name}, which is not installed: pip install '{extra}'.")
+            needed = exc.name if _has_center() or not extra.startswith("tmc-center") else "the center"
+            fail(f"tmc {name} needs {needed}, which is not installed: pip install '{extra}'.")
         command(args=list(arguments), prog_name=f"tmc {name}")
     except ModuleNotFoundError as exc:
         needed = extra_of(exc)
@@ -101,6 +104,12 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         # The reader of our output has exited, as `head` does; the interpreter's flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+
+
+def _has_center() -> bool:
+    with suppress(ModuleNotFoundError):
+        return find_spec("tmc_server") is not None
+    return False
 
 
 def _is_broken(exc: ModuleNotFoundError) -> bool:

@@ -31,6 +31,7 @@ SHARD_PER_S = 4000
 _DAY_S = 86_400
 _TERMS = 5  # of a load
 _MEASURED_SUBSCRIBERS, _MEASURED_BYTES = 10, 16384
+_FEW = 1000  # messages per second: fewer do not fill the commits of a server
 _PARTS = ("server", "database", "broker")
 
 
@@ -76,7 +77,7 @@ class Costs:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """processes: servers, of a core each.  databases, brokers: machines.  saturated_per_s: messages per second at which a part
-    has no idle core left.  centers: how many share the load; more than one if 32 shards are too few.
+    has no idle core left, and shards are full.  centers: how many share the load; more than one if 32 shards are too few.
     """
 
     load: Load
@@ -90,22 +91,24 @@ class Plan:
     logged_bytes_per_day: float
 
 
-def costs_of(kind: str, path: str = "") -> Costs:
-    """Read what messages cost. path: of a file that `bench capacity` wrote; "": of the one that comes with this command.
+def costs_of(kind: str, path: str | None = None) -> Costs:
+    """Read what messages cost. path: of a file that `bench capacity` wrote; None: of the one that comes with this command.
 
-    Raises ValueError: the file lacks costs of this kind of database.
+    Raises ValueError: the file cannot be read, or lacks costs of this kind of database.
     """
-    text = Path(path).read_text() if path else files("tmc_cli").joinpath("costs.json").read_text()
     try:
+        text = files("tmc_cli").joinpath("costs.json").read_text() if path is None else Path(path).read_text()
         found = json.loads(text)["costs"][kind]
         costs = Costs(
             cpu_us={part: _line(found["cpu_us"][part]) for part in _PARTS},
             kept_bytes=_line(found["kept_bytes"]),
             logged_bytes=_line(found["logged_bytes"]),
         )
+    except OSError as exc:
+        raise ValueError(f"--costs {path}: {exc.strerror}.") from exc
     except (KeyError, TypeError, ValueError) as exc:
         raise ValueError(
-            f"{path} has no costs of {kind}: write it with ./scripts/bench capacity --output {path}."
+            f"--costs {path}: no costs of {kind} are in there. ./scripts/bench capacity --output mine.json writes such a file."
         ) from exc
     return costs
 
@@ -116,14 +119,13 @@ def plan(load: Load, costs: Costs, *, machine_cores: int, queue_copies: int, ave
     queue_copies: nodes that keep each queue.  average_per_s: messages per second over the day, for disks.
     """
     of_each, rate, shards = machine_cores * BUSY, load.messages_per_s, 0
-    needed = max(load.shards, math.ceil(rate / SHARD_PER_S))
-    while needed > shards:  # each database and each server needs a shard, and messages in more shards cost more
+    needed = max(load.shards, math.ceil(rate / (SHARD_PER_S * BUSY)))
+    while needed > shards:  # each database has a shard at least, and messages in more shards cost more
         shards = needed
         load = replace(load, shards=min(shards, SHARDS))
         busy = {part: costs.cores(part, load) * (queue_copies if part == "broker" else 1) for part in _PARTS}
-        processes = max(2, math.ceil(busy["server"] / BUSY), math.ceil(busy["server"] / _ALONE) + 1)
-        databases = math.ceil(busy["database"] / of_each)
-        needed = max(databases, processes)
+        needed = databases = math.ceil(busy["database"] / of_each)
+    processes = max(2, math.ceil(busy["server"] / BUSY), math.ceil(busy["server"] / _ALONE) + 1)
     brokers = max(queue_copies, math.ceil(busy["broker"] / of_each))
     has = {"server": processes, "database": databases * machine_cores, "broker": brokers * machine_cores}
     average = replace(load, messages_per_s=average_per_s)
@@ -134,7 +136,7 @@ def plan(load: Load, costs: Costs, *, machine_cores: int, queue_copies: int, ave
         processes=processes,
         databases=databases,
         brokers=brokers,
-        saturated_per_s={part: has[part] / busy[part] * rate for part in _PARTS},
+        saturated_per_s={part: has[part] / busy[part] * rate for part in _PARTS} | {"shard": shards * SHARD_PER_S},
         kept_bytes_per_day=costs.bytes_per_day(costs.kept_bytes, average),
         logged_bytes_per_day=costs.bytes_per_day(costs.logged_bytes, average),
     )
@@ -151,10 +153,10 @@ def run(args: Sequence[str], prog_name: str) -> None:
     load = Load(messages_per_s=busiest, subscribers=options.subscribers, body_bytes=options.body, shards=options.shards)
     try:
         costs = costs_of(options.database, options.costs)
-    except (OSError, ValueError) as exc:
+    except ValueError as exc:
         fail(exc)
     made = plan(load, costs, machine_cores=options.cores, queue_copies=options.queue_copies, average_per_s=average)
-    sys.stdout.write(json.dumps(_as_json(made)) + "\n" if options.json else _as_text(made, options))
+    sys.stdout.write(json.dumps(_as_json(made, options)) + "\n" if options.json else _as_text(made, options))
 
 
 def _line(found: Any) -> tuple[float, ...]:
@@ -169,31 +171,38 @@ def _sum(coefficients: Sequence[float], load: Load) -> float:
     return sum(coefficient * term for coefficient, term in zip(coefficients, load.terms, strict=True))
 
 
-def _as_json(made: Plan) -> dict[str, Any]:
+def _as_json(made: Plan, options: argparse.Namespace) -> dict[str, Any]:
     return {
+        "database": options.database,
+        "messages_per_second": made.load.messages_per_s,
+        "subscribers": made.load.subscribers,
+        "body_bytes": made.load.body_bytes,
+        "is_extrapolated": _is_extrapolated(made),
         "centers": made.centers,
         "servers": made.processes,
         "databases": made.databases,
         "brokers": made.brokers,
         "shards": made.load.shards,
-        "busy_cores": {part: round(cores, 2) for part, cores in made.busy_cores.items()},
+        "busy_cores": {part: float(f"{cores:.3g}") for part, cores in made.busy_cores.items()},
         "saturated_per_s": {part: round(rate) for part, rate in made.saturated_per_s.items()},
         "saturates_first": _first(made),
         "kept_bytes_per_day": round(made.kept_bytes_per_day),
         "logged_bytes_per_day": round(made.logged_bytes_per_day),
+        "kept_bytes": round(made.kept_bytes_per_day * options.days_kept),
     }
 
 
 def _as_text(made: Plan, options: argparse.Namespace) -> str:
     kept, logged, days = made.kept_bytes_per_day, made.logged_bytes_per_day, options.days_kept
-    busy = {part: f"{cores:,.1f} cores busy" for part, cores in made.busy_cores.items()}
+    busy = {part: f"{_cores(cores)} busy" for part, cores in made.busy_cores.items()}
     machines = f"with {options.cores} cores each"
     copies = f"; each queue is on {options.queue_copies} nodes" if options.queue_copies > 1 else ""
+    spread = "for the busy topics: register as many of them, or give them a --spread" if made.load.shards > 1 else ""
     rows = [
         ("servers", f"{made.processes} processes", f"{busy['server']}; enough if one of them stops"),
-        (options.database, f"{made.databases} {machines}", busy["database"]),
+        (options.database, f"{made.databases} {machines}", f"{busy['database']}; replicas come on top"),
         ("rabbitmq", f"{made.brokers} {machines}", busy["broker"] + copies),
-        ("shards", f"{made.load.shards}", "that the busy topics are in, by their number or their spread"),
+        ("shards", f"{made.load.shards}{' in each center' if made.centers > 1 else ''}", spread),
         ("rows", _size(kept), f"a day; {_size(kept * days)} when closed messages are kept for {days} days"),
         ("database log", _size(logged), "written a day"),
     ]
@@ -201,13 +210,25 @@ def _as_text(made: Plan, options: argparse.Namespace) -> str:
     said = [f"The {first}s saturate first, at {made.saturated_per_s[first]:,.0f} messages per second."]
     if made.centers > 1:
         said.append(f"A center has {SHARDS} shards: share the topics among {made.centers} centers.")
-    if made.load.subscribers > _MEASURED_SUBSCRIBERS or made.load.body_bytes > _MEASURED_BYTES:
+    if made.load.messages_per_s < _FEW:
+        said.append(
+            "At this rate a message costs several times as much as planned; the smallest plan has that to spare."
+        )
+    if _is_extrapolated(made):
         said.append(
             "More than 10 subscribers and bodies above 16 KiB were not measured: these figures extend the lines."
         )
-    said.append(f"Cores are planned to be {BUSY:.0%} busy. How good these figures are: docs/capacity.md.")
-    table = "".join(f"{name:14}{value:28}{note}\n" for name, value, note in rows)
+    said.append(f"Cores and shards are planned to be {BUSY:.0%} busy. How good these figures are: docs/capacity.md.")
+    table = "".join(f"{name:13} {value:27} {note}".rstrip() + "\n" for name, value, note in rows)
     return table + "".join(f"{sentence}\n" for sentence in said)
+
+
+def _is_extrapolated(made: Plan) -> bool:
+    return made.load.subscribers > _MEASURED_SUBSCRIBERS or made.load.body_bytes > _MEASURED_BYTES
+
+
+def _cores(count: float) -> str:
+    return f"{count:,.1f} cores" if count >= 0.1 else "less than 0.1 cores"
 
 
 def _first(made: Plan) -> str:
@@ -256,9 +277,7 @@ def _parser(prog_name: str) -> argparse.ArgumentParser:
         metavar="N",
         help="until retention removes a closed message (7)",
     )
-    parser.add_argument(
-        "--costs", default="", metavar="FILE", help="measured on your machine: bench capacity --output FILE"
-    )
+    parser.add_argument("--costs", metavar="FILE", help="measured on your machine: bench capacity --output FILE")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

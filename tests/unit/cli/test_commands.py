@@ -29,8 +29,8 @@ def _run(missing: str, command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("package", "command", "install"),
     [
-        pytest.param("tmc_server", "serve", "tmc-center[server]", id="serve"),
-        pytest.param("tmc_server", "init", "tmc-center[server]", id="init"),
+        pytest.param("typer", "serve", "tmc-center[server]", id="serve"),
+        pytest.param("alembic", "init", "tmc-center[server]", id="init"),
         pytest.param("tmc_console", "console", "tmc-center[console]", id="console"),
         pytest.param("tmc_storm", "storm", "tmc-center[storm]", id="storm"),
         pytest.param("tmc_pipeline", "pipeline", "tmc-center[pipeline]", id="pipeline"),
@@ -41,6 +41,15 @@ def test_a_package_that_is_not_installed_is_named(package: str, command: str, in
     done = _run(package, command)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"tmc {command} needs {package}, which is not installed: pip install '{install}'.\n"
+
+
+@pytest.mark.parametrize(("command", "extra"), [("serve", "server"), ("init", "server")])
+def test_without_the_center_it_is_what_is_missing(command: str, extra: str) -> None:
+    done = _run("tmc_server", command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == f"tmc {command} needs the center, which is not installed: pip install 'tmc-center[{extra}]'.\n"
+    )
 
 
 @pytest.mark.parametrize("module", ["tmc_cli.serving", "tmc_server.app"])
