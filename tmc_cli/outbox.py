@@ -115,23 +115,25 @@ def _print(found: Sequence[Kept]) -> None:
 
 
 def _retry(box: Outbox, options: argparse.Namespace) -> None:
-    say(f"{_each(box, options, box.store.retry)} are tried again.")
+    _change(box, options, box.store.retry, "are tried again")
 
 
 def _discard(box: Outbox, options: argparse.Namespace) -> None:
-    say(f"{_each(box, options, box.store.discard)} are deleted.")
+    _change(box, options, box.store.discard, "are deleted")
 
 
-def _each(box: Outbox, options: argparse.Namespace, change: Callable[[Sequence[int]], int]) -> str:
-    """Return how many were changed, of how many."""
+def _change(box: Outbox, options: argparse.Namespace, change: Callable[[Sequence[int]], int], done: str) -> None:
+    """Change the given FAILED messages, or all, and say how many. Ends with 1 if some of the ids name none."""
     if bool(options.ids) == options.all:
         raise ValueError("Give the ids that `tmc outbox failed` prints, or --all.")
-    if not options.all:
-        return f"{change(options.ids)} of {len(options.ids)}"
-    done = 0
+    if options.ids:
+        changed, given = change(options.ids), len(options.ids)
+        say(f"{changed} of {given} {done}.")
+        raise SystemExit(0 if changed == given else 1)
+    count = 0
     while found := box.store.given_up(_MOST):
-        done += change([kept.id for kept in found])
-    return str(done)
+        count += change([kept.id for kept in found])
+    say(f"{count} {done}.")
 
 
 def _clean(box: Outbox, options: argparse.Namespace) -> None:
