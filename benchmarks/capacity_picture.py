@@ -30,7 +30,7 @@ _STYLES = {"mariadb": "-", "postgresql": "--"}
 
 
 def _along(name: str, shape: Shape) -> float | None:
-    """Where a shape stands in this dimension; None: it differs from the usual one in another, too."""
+    """The place of a shape in this dimension; None: it differs from the usual one in another, too."""
     usual = {
         "subscribers": shape.subscribers == 1,
         "KiB of a body": shape.body_bytes == 256,

@@ -46,7 +46,7 @@ class Load:
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """The numbers that each coefficient is multiplied by.
+        """The factors of the coefficients.
 
         With more shards, fewer messages share a commit. Measured with 256 calls at a time for each server.
         """
@@ -56,7 +56,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of one message on one kind of database: coefficients of `Load.terms`.
+    """Costs of one message on one kind of database, as coefficients of `Load.terms`.
 
     cpu_us: microseconds of a core, by part.  kept_bytes: in the tables until retention removes it.  logged_bytes: written to the
     database's log.
@@ -67,16 +67,17 @@ class Costs:
     logged_bytes: Sequence[float]
 
     def cores(self, part: str, load: Load) -> float:
-        """Cores that are busy all the time."""
+        """Return how many cores the load keeps busy."""
         return _sum(self.cpu_us[part], load) * load.messages_per_s / 1e6
 
     def bytes_per_day(self, coefficients: Sequence[float], load: Load) -> float:
+        """Return the bytes of a day, by the coefficients of kept or of logged ones."""
         return _sum(coefficients, load) * load.messages_per_s * _DAY_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """processes: servers, of a core each.  databases, brokers: machines.  saturated_per_s: messages per second at which a part
+    """The machines for a load. processes: servers, of a core each.  databases, brokers: machines.  saturated_per_s: messages per second at which a part
     has no idle core left, and shards are full.  centers: how many share the load; more than one if 32 shards are too few.
     """
 

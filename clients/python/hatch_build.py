@@ -11,7 +11,7 @@ _PACKAGES = ("tmc_cli", "tmc_client", "tmc_common")
 
 
 class Contents(BuildHookInterface[Any]):
-    """In a checkout the packages are two folders up; in an unpacked source distribution, beside this file."""
+    """Adds the packages: in a checkout from two folders up, in an unpacked source distribution from beside this file."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
