@@ -77,7 +77,9 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The machines for a load. processes: servers, of a core each.  databases, brokers: machines.  saturated_per_s: messages per second at which a part
+    """The machines for a load.
+
+    processes: servers, of a core each.  databases, brokers: machines.  saturated_per_s: messages per second at which a part
     has no idle core left, and shards are full.  centers: how many share the load; more than one if 32 shards are too few.
     """
 

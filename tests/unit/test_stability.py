@@ -1,4 +1,4 @@
-"""What others' programs and scripts rely on is a promise: interfaces_promised.txt lists it, docs/stability.md says for how long.
+"""Programs and scripts of others rely on interfaces: interfaces_promised.txt lists them, docs/stability.md says for how long.
 
 A line that is missing was removed or changed: keep the old form beside the new one, and name it in the changelog.
 """
