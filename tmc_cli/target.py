@@ -152,6 +152,22 @@ class Target:
         )
 
 
+def first_that_listens(addresses: str) -> str:
+    """Choose one of several addresses with commas between them, as the SDK takes them.
+
+    Returns: the first that can be reached, else the first.
+    """
+    given = [each.strip() for each in addresses.split(",")]
+    for address in given if len(given) > 1 else ():
+        try:
+            where = HostPort.parse(address)
+            socket.create_connection((where.host, where.port), _PROBE_S).close()
+        except (OSError, ValueError):
+            continue
+        return address
+    return given[0]
+
+
 def _pem(option: str, path: str) -> bytes | None:
     if not path:
         return None

@@ -11,7 +11,7 @@ from tmc_cli import fail
 from tmc_cli.admin.calling import with_json
 from tmc_cli.admin.commands import COMMANDS
 from tmc_cli.admin.rpcs import Rpc
-from tmc_cli.target import DEFAULT_ADDRESS, Target
+from tmc_cli.target import DEFAULT_ADDRESS, Target, first_that_listens
 from tmc_common.addresses import is_loopback
 
 app = typer.Typer(
@@ -26,7 +26,9 @@ app = typer.Typer(
 @app.callback()
 def connect(
     context: typer.Context,
-    address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server.")] = DEFAULT_ADDRESS,
+    address: Annotated[
+        str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server; several with commas.")
+    ] = DEFAULT_ADDRESS,
     token: Annotated[
         str,
         typer.Option(
@@ -47,6 +49,7 @@ def connect(
     ] = False,
 ) -> None:
     """Administer a running center."""
+    address = first_that_listens(address)
     target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
     if token_file and (not token or (_is_given(context, "token_file") and not _is_given(context, "token"))):
