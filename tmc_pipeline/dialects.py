@@ -170,6 +170,11 @@ def _mysql(parsed: URL) -> Database:
     authority = parsed.query.get("ssl_ca")
     if authority:
         options |= {"useSsl": "true", "serverSslCert": str(authority)}
+    if "," in (parsed.host or ""):
+        raise CannotRun(
+            f"The driver of MariaDB cannot tell which of {parsed.host} is the primary: give the pipeline a URL with that host "
+            "alone, as in TMC_STORE__CATALOG."
+        )
     host = f"{parsed.host or '127.0.0.1'}:{parsed.port or 3306}"
     return Database(
         family="mysql",
@@ -181,13 +186,15 @@ def _mysql(parsed: URL) -> Database:
 
 def _postgresql(parsed: URL) -> Database:
     name = _named(parsed)
-    host = f"{parsed.host or '127.0.0.1'}:{parsed.port or 5432}"
+    hosts = (parsed.host or "127.0.0.1").split(",")
+    host = ",".join(f"{each}:{parsed.port or 5432}" for each in hosts)
+    primary = "&targetServerType=primary" if len(hosts) > 1 else ""
     options = {"user": parsed.username or "", "password": str(parsed.password or "")}
     options |= {key: str(parsed.query[key]) for key in _TLS if key in parsed.query}
     return Database(
         family="postgresql",
         name=f"{host}/{name}",
-        url=f"jdbc:postgresql://{host}/{quote(name)}?connectTimeout=10&tcpKeepAlive=true",
+        url=f"jdbc:postgresql://{host}/{quote(name)}?connectTimeout=10&tcpKeepAlive=true{primary}",
         properties=options,
     )
 

@@ -157,7 +157,10 @@ class ShardRange(Section):
 class StoreConfig(Section):
     """[store]"""
 
-    catalog: DatabaseUrl = Field(SecretStr("sqlite:///tmc.db"), description="SQLAlchemy URL of the catalog")
+    catalog: DatabaseUrl = Field(
+        SecretStr("sqlite:///tmc.db"),
+        description="SQLAlchemy URL of the catalog; db1,db2:5432 are hosts of one database",
+    )
     shards: tuple[ShardRange, ...] = Field(
         (), description="ranges of shards by URL, where they are put at first; empty: all in the catalog's database"
     )

@@ -87,6 +87,7 @@ class Metrics:
         self.queue_depth = gauge("queue_depth", "messages ready in a queue, when it was last looked at", "queue")
         self.batch_operations = histogram("batch_operations", "operations in one transaction", _SIZES)
         self.commit_seconds = histogram("commit_seconds", "one transaction of the group commit", _SECONDS)
+        self.commits_lost = counter("commits_lost", "outages after which a database lacked what it had answered before")
         self.call_seconds = histogram("call_seconds", "one RPC, as the server sees it", _SECONDS, "method", "code")
         self.login_failures = counter("login_failures", "calls without a valid key or token", "kind")
         self.connections_closed = counter("connections_closed", "connections closed because they showed no key")

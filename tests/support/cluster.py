@@ -28,6 +28,7 @@ from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.ports import free_port
 from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.rabbitmq import RabbitCluster, RabbitMQ
+from tmc_storm.services.replicated import Replicated
 from tmc_storm.tcp_proxy import TcpProxy
 
 TMC = str(Path(sys.executable).parent / "tmc")
@@ -114,6 +115,7 @@ class Cluster:
     """databases: servers of this kind that share the 32 shards.  settings: further TMC_ variables of every server.
 
     http: servers have the HTTP door, too.
+    replicated: the one database, on several hosts.
     broker_behind_proxy: servers and consumers reach RabbitMQ through `proxy`, which misbehaves on request.  broker: stopped
     with the cluster; None: one node, shared with other clusters of this process, unless it is to be `own_broker`.
     """
@@ -131,12 +133,13 @@ class Cluster:
         own_broker: bool = False,
         consul_settings: Mapping[str, str | bool] | None = None,
         http: bool = False,
+        replicated: Replicated | None = None,
         **settings: str,
     ) -> None:
         self._has_http = http
         self.home = Path(tempfile.mkdtemp(prefix="tmc-cluster-"))
         make = {"mariadb": lambda: MariaDB(pool_mb=pool_mb), "postgresql": lambda: PostgreSQL(pool_mb=pool_mb)}[kind]
-        self.databases: list[MariaDB | PostgreSQL] = [make() for _ in range(databases)]
+        self.databases: list[Any] = [replicated] if replicated else [make() for _ in range(databases)]
         self._is_shared = broker is None and not (own_broker or broker_behind_proxy)
         self.broker: Any = broker or (_shared_broker() if self._is_shared else RabbitMQ())
         self.proxy = TcpProxy("127.0.0.1", self.broker.port) if broker_behind_proxy else None

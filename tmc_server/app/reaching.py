@@ -21,7 +21,7 @@ from tmc_common.eventlog import EventLog
 from tmc_server.app.maintenance import CannotStart, CannotStartYet, driver_missing
 from tmc_server.config import Config
 from tmc_server.store.dialects import dialect_of, url_of
-from tmc_server.store.dialects.contract import CONNECT_S, Refusal
+from tmc_server.store.dialects.contract import Refusal
 
 log = EventLog("tmc.app")
 
@@ -116,8 +116,7 @@ def _connect(url: sa.URL, created: bool, setting: str = "[store]") -> None:
     dialect = dialect_of(url.get_backend_name())
     server = f"{url.host or 'localhost'}:{url.port or dialect.port}"
     try:
-        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": CONNECT_S})
-        with engine.connect():
+        with dialect.once(url).connect():
             return
     except ModuleNotFoundError as exc:
         raise driver_missing(exc) from exc

@@ -38,6 +38,7 @@ from tmc_server.errors import InternalFault, QueueFull, RowLocked, ShuttingDown,
 from tmc_server.metrics import METRICS
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.engines import Database, RowWaited, ShardMap, StoreConflict
+from tmc_server.store.failover import Witness
 from tmc_server.store.fair_queue import FairQueue, LaneTime
 from tmc_server.store.outcomes import Outcome, Wait
 
@@ -130,6 +131,7 @@ class GroupCommit:
         whereabouts: Whereabouts | None = None,
     ) -> None:
         self._writer = writer
+        self._witness = Witness(writer.database)
         self._whereabouts = whereabouts
         self.on_moved: Callable[[Shard, Sequence[_Waiting]], None] = _nowhere
         self._frozen: dict[
@@ -285,8 +287,10 @@ class GroupCommit:
             try:
                 if connection is None:
                     connection = self._writer.database.connect()
+                    self._witness.look()
                 buried = {each.operation for each in entries if each.buried}
                 outcomes = self._writer.run(connection, shard, [each.operation for each in entries], buried)
+                self._witness.note(shard, outcomes)
                 for each, outcome in zip(entries, outcomes, strict=True):
                     each.outcome = outcome
                 if self._frozen:

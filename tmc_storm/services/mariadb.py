@@ -56,11 +56,18 @@ def _prepared_directory() -> Path:
 class MariaDB(Suspendable):
     """One private server. `url(database)` gives its SQLAlchemy address; root has no password."""
 
-    def __init__(self, pool_mb: int = 256, options: tuple[str, ...] = (), home: Path | None = None) -> None:
+    def __init__(
+        self,
+        pool_mb: int = 256,
+        options: tuple[str, ...] = (),
+        home: Path | None = None,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
         """home: keep the data there, after `stop` too."""
         self._keep = home is not None
         self.home = home or Path(tempfile.mkdtemp(prefix="tmc-mariadb-"))
-        self.port = free_port()
+        self.host, self.port = host, port or free_port()
         if not self._keep:
             atexit.register(self.stop)  # a test that fails half way leaves nothing behind
         self._options = [
@@ -87,7 +94,7 @@ class MariaDB(Suspendable):
             f"--socket={self.home}/s",
             f"--pid-file={self.home}/pid",
             f"--port={self.port}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={self.host}",
             *_user(),
             *self._options,
         ]
@@ -100,18 +107,25 @@ class MariaDB(Suspendable):
         assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
         with socket.socket() as probe:
             probe.settimeout(1)
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0 and bool(probe.recv(1))
+            return probe.connect_ex((self.host, self.port)) == 0 and bool(probe.recv(1))
 
     def url(self, database: str) -> str:
-        return f"mariadb+mysqldb://root@127.0.0.1:{self.port}/{database}"
+        return f"mariadb+mysqldb://root@{self.host}:{self.port}/{database}"
 
     def create(self, database: str) -> str:
         """An empty database where there is none; its address."""
-        engine = sa.create_engine(self.url(""), isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE IF NOT EXISTS {database} CHARACTER SET utf8mb4")
-        engine.dispose()
+        self.run_sql(f"CREATE DATABASE IF NOT EXISTS {database} CHARACTER SET utf8mb4")
         return self.url(database)
+
+    def run_sql(self, *statements: str) -> list[sa.RowMapping]:
+        """Run statements as root. Returns the rows of the last one."""
+        engine = sa.create_engine(self.url(""), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        found: list[sa.RowMapping] = []
+        with engine.connect() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+                found = list(result.mappings()) if result.returns_rows else []
+        return found
 
     def kill(self) -> None:
         """Kill -9, as a power switch would as far as the process is concerned."""

@@ -38,34 +38,43 @@ def as_postgres() -> list[str]:
 class PostgreSQL(Suspendable):
     """One private server. `url(database)` gives its SQLAlchemy address; user tmc has no password."""
 
-    def __init__(self, pool_mb: int = 128, **settings: str) -> None:
-        """settings: of the server, such as autovacuum_naptime."""
+    def __init__(
+        self, pool_mb: int = 128, *, host: str = "127.0.0.1", standby_of: PostgreSQL | None = None, **settings: str
+    ) -> None:
+        """standby_of: a copy of that one, on the same port.  settings: of the server, such as autovacuum_naptime."""
         self._settings = {"shared_buffers": f"{pool_mb}MB", **settings}
         self.home = Path(tempfile.mkdtemp(prefix="tmc-postgresql-"))
         if as_postgres():
             shutil.chown(self.home, "postgres", "postgres")
-        self.port = free_port()
+        self.host = host
+        self.port: int = standby_of.port if standby_of else free_port()
         atexit.register(self.stop)  # a test that fails half way leaves nothing behind
-        initdb = [
-            *as_postgres(),
-            str(BINARIES / "initdb"),
-            "-D",
-            str(self.home / "data"),
-            "-A",
-            "trust",
-            "-U",
-            _SUPERUSER,
-            "-E",
-            "UTF8",
-            "--no-sync",
-        ]
-        subprocess.run([*initdb, "--locale=C.UTF-8"], check=True, stdout=subprocess.DEVNULL, cwd=self.home)
+        data = str(self.home / "data")
+        if standby_of:
+            source = ["-h", standby_of.host, "-p", str(standby_of.port), "-U", _SUPERUSER]
+            make = ["pg_basebackup", *source, "-D", data, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        else:
+            make = [
+                "initdb",
+                "-D",
+                data,
+                "-A",
+                "trust",
+                "-U",
+                _SUPERUSER,
+                "-E",
+                "UTF8",
+                "--locale=C.UTF-8",
+                "--no-sync",
+            ]
+        command = [*as_postgres(), str(BINARIES / make[0]), *make[1:]]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self.home)
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
         settings = {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self.host,
             "port": self.port,
             "unix_socket_directories": self.home,
             "max_connections": 200,
@@ -87,27 +96,28 @@ class PostgreSQL(Suspendable):
         assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
         with socket.socket() as probe:
             probe.settimeout(1)
-            if probe.connect_ex(("127.0.0.1", self.port)) != 0:
+            if probe.connect_ex((self.host, self.port)) != 0:
                 return False
         try:
-            self._run_sql("SELECT 1")
+            self.run_sql("SELECT 1")
         except sa.exc.OperationalError:  # it is still starting up
             return False
         return True
 
-    def _run_sql(self, statement: str) -> list[Any]:
+    def run_sql(self, statement: str) -> list[Any]:
+        """Run a statement as its superuser. Returns the rows."""
         engine = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         with engine.connect() as connection:
             found = connection.exec_driver_sql(statement)
             return list(found) if found.returns_rows else []
 
     def url(self, database: str, driver: str = "psycopg") -> str:
-        return f"postgresql+{driver}://{_SUPERUSER}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql+{driver}://{_SUPERUSER}@{self.host}:{self.port}/{database}"
 
     def create(self, database: str, driver: str = "psycopg") -> str:
         """An empty database where there is none; its address."""
-        if not self._run_sql(f"SELECT 1 FROM pg_database WHERE datname = '{database}'"):
-            self._run_sql(f"CREATE DATABASE {database}")
+        if not self.run_sql(f"SELECT 1 FROM pg_database WHERE datname = '{database}'"):
+            self.run_sql(f"CREATE DATABASE {database}")
         return self.url(database, driver)
 
     def reload(self) -> None:

@@ -142,6 +142,9 @@ class Dialect(Protocol):
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         """Make engines for transactions, and for single statements that read. patient: no time limit on a statement."""
 
+    def once(self, url: sa.URL) -> sa.Engine:
+        """Make an engine without a pool."""
+
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure: ...
 
     def refusal_of(self, exc: sa.exc.DBAPIError) -> Refusal | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from functools import partial
@@ -26,6 +26,7 @@ from tmc_server.store.dialects.contract import (
     Refusal,
     insert_all_or_none,
 )
+from tmc_server.store.dialects.hosts import Hosts, has_several
 from tmc_server.store.dialects.pools import POOL, reading_transaction, test_after_rest, transactions_and_reads
 from tmc_server.store.dialects.session_lock import SessionLock
 
@@ -116,6 +117,8 @@ _REFUSED = {
     3955,  # MySQL's ER_USER_ACCESS_DENIED_FOR_USER_ACCOUNT_BLOCKED_BY_PASSWORD_LOCK
 }
 
+_REFUSES_WRITES = (ErrorNumber.ER_OPTION_PREVENTS_STATEMENT, ErrorNumber.ER_READ_ONLY_MODE)
+
 
 class MySQL:
     """See contract.Dialect."""
@@ -126,7 +129,12 @@ class MySQL:
     port = 3306
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
-        return transactions_and_reads(partial(_engine, url, pool_size, patient))
+        return transactions_and_reads(partial(_engine, url, _hosts(url), pool_size, patient))
+
+    def once(self, url: sa.URL) -> sa.Engine:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": CONNECT_S})
+        _hosts(url).lead(engine)
+        return engine
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
         number = exc.orig.args[0] if exc.orig is not None and exc.orig.args else None
@@ -157,7 +165,7 @@ class MySQL:
         def is_free(connection: sa.Connection) -> bool:
             return bool(connection.exec_driver_sql(f"SELECT IS_FREE_LOCK('{name}')").scalar_one())
 
-        return SessionLock(url, engine, take, is_free)
+        return SessionLock(url, engine, take, is_free, _hosts(url).counts)
 
     @contextmanager
     def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
@@ -171,7 +179,7 @@ class MySQL:
             own.exec_driver_sql(f"DO RELEASE_LOCK('{name}')")
 
     def create_database(self, url: sa.URL) -> None:
-        server = sa.create_engine(url._replace(database=None), poolclass=sa.pool.NullPool)
+        server = self.once(url._replace(database=None))
         try:
             with server.connect() as connection:
                 known = connection.exec_driver_sql("SHOW DATABASES").scalars().all()
@@ -220,6 +228,7 @@ class MySQL:
                 must="be READ-COMMITTED",
                 ok=isolation == "READ-COMMITTED",
             ),
+            *(_replication(variables) if has_several(connection.engine.url) else ()),
         ]
 
     def hold_for_move(self, connection: sa.Connection) -> bool:
@@ -266,7 +275,31 @@ class MySQL:
         return insert_all_or_none(self, connection, into, rows)
 
 
-def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
+def _hosts(url: sa.URL) -> Hosts:
+    # A user with all privileges may write where others may not. MariaDB 12 has words for it, older ones have 0 and 1.
+    takes_writes = "SELECT CAST(@@global.read_only AS CHAR) IN ('0', 'OFF')"
+    return Hosts(url, takes_writes, refusal=(ErrorNumber.ER_OPTION_PREVENTS_STATEMENT,))
+
+
+def _replication(variables: Mapping[str, Any]) -> list[Finding]:
+    """Return whether a replica has what was answered. Variables have MariaDB's names, or those of MySQL 8.0.26 and later."""
+
+    def check(mariadb: str, mysql: str, must: str, is_good: Callable[[str], bool]) -> Finding:
+        name = f"rpl_semi_sync_{mysql if f'rpl_semi_sync_{mysql}' in variables else mariadb}"
+        value = str(variables.get(name, "absent"))
+        return Finding(setting=name, value=value, must=must, ok=is_good(value))
+
+    wait = "be 3600000 or more: after that time the primary answers without a replica"
+    return [
+        check(
+            "master_enabled", "source_enabled", "be ON on each host that may be primary", lambda value: value == "ON"
+        ),
+        check("master_wait_point", "source_wait_point", "be AFTER_SYNC", lambda value: value == "AFTER_SYNC"),
+        check("master_timeout", "source_timeout", wait, lambda value: value.isdigit() and int(value) >= 3_600_000),
+    ]
+
+
+def _engine(url: sa.URL, hosts: Hosts, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
     limits = {} if patient else {"read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
     engine = sa.create_engine(
         url,
@@ -275,9 +308,17 @@ def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.En
         **POOL,
         **options,
     )
+    hosts.lead(engine)
     event.listen(engine, "connect", _prepare)
-    test_after_rest(engine, lambda connection: connection.ping())
+    event.listen(engine, "handle_error", _leave_a_replica)
+    test_after_rest(engine, hosts.test(lambda connection: connection.ping()))
     return engine
+
+
+def _leave_a_replica(context: sa.engine.ExceptionContext) -> None:
+    """Give up a connection to a server that only reads, as after a failover: a new one may lead to the other."""
+    if context.original_exception.args and context.original_exception.args[0] in _REFUSES_WRITES:
+        context.is_disconnect = True
 
 
 def _prepare(connection: Any, _record: object) -> None:

@@ -27,6 +27,7 @@ from tmc_server.store.dialects.contract import (
     Recording,
     Refusal,
 )
+from tmc_server.store.dialects.hosts import Hosts, has_several
 from tmc_server.store.dialects.pools import POOL, reading_transaction, test_after_rest, transactions_and_reads
 from tmc_server.store.dialects.session_lock import SessionLock
 
@@ -106,7 +107,13 @@ class PostgreSQL:
     port = 5432
 
     def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
-        return transactions_and_reads(partial(_engine, url, pool_size, patient))
+        return transactions_and_reads(partial(_engine, url, _hosts(url), pool_size, patient))
+
+    def once(self, url: sa.URL, **options: Any) -> sa.Engine:
+        limits = {"connect_timeout": CONNECT_S}
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=limits, **options)
+        _hosts(url).lead(engine)
+        return engine
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
         state = _state_of(exc)
@@ -143,7 +150,7 @@ class PostgreSQL:
             look = f"SELECT pg_try_advisory_xact_lock_shared({_EXCLUSIVE})"  # several may look at the same moment
             return bool(connection.exec_driver_sql(look).scalar_one())
 
-        return SessionLock(url, engine, take, is_free)
+        return SessionLock(url, engine, take, is_free, _hosts(url).counts)
 
     @contextmanager
     def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
@@ -174,12 +181,12 @@ class PostgreSQL:
     def create_database(self, url: sa.URL) -> None:
         where = url.render_as_string(hide_password=True)
         try:
-            with _once(url).connect():
+            with self.once(url).connect():
                 return
         except sa.exc.OperationalError as exc:
             if self.refusal_of(exc) is not Refusal.DATABASE:
                 raise StoreUnavailable(f"Cannot reach {where}: check address, user and rights.") from exc
-        server = _once(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+        server = self.once(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
         quoted = server.dialect.identifier_preparer.quote_identifier(str(url.database))
         try:
             with server.connect() as connection:
@@ -225,6 +232,7 @@ class PostgreSQL:
                 must="be direct: sessions have settings and locks of their own, and the center has a pool",
                 ok=is_direct,
             ),
+            *(_replication(connection) if has_several(connection.engine.url) else ()),
         ]
 
     def hold_for_move(self, connection: sa.Connection) -> bool:
@@ -302,12 +310,32 @@ def _state_of(exc: sa.exc.DBAPIError) -> str | None:
     return getattr(exc.orig, "sqlstate", None)
 
 
-def _once(url: sa.URL, **options: Any) -> sa.Engine:
-    """An engine without a pool."""
-    return sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": CONNECT_S}, **options)
+def _hosts(url: sa.URL) -> Hosts:
+    return Hosts(url, "SELECT current_setting('transaction_read_only') = 'off'")
 
 
-def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
+def _replication(connection: sa.Connection) -> list[Finding]:
+    """Return whether a standby has what was answered."""
+    standbys, commit = connection.exec_driver_sql(
+        "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit')"
+    ).one()
+    return [
+        Finding(
+            setting="synchronous_standby_names",
+            value=standbys or "empty",
+            must="name standbys: without them a standby may lack what was answered",
+            ok=bool(standbys),
+        ),
+        Finding(
+            setting="synchronous_commit",
+            value=commit,
+            must="be on or remote_apply",
+            ok=commit in ("on", "remote_apply"),
+        ),
+    ]
+
+
+def _engine(url: sa.URL, hosts: Hosts, pool_size: int, patient: bool, **options: Any) -> sa.Engine:
     engine = sa.create_engine(
         url,
         pool_size=pool_size,
@@ -321,11 +349,10 @@ def _engine(url: sa.URL, pool_size: int, patient: bool, **options: Any) -> sa.En
         **POOL,
         **options,
     )
-    if not patient:
-        event.listen(engine, "do_connect", _connect_bounded)
+    hosts.lead(engine, None if patient else _bounded_connection().connect)
     event.listen(engine, "connect", lambda connection, _record: _prepare(connection, patient))
     event.listen(engine, "handle_error", _leave_a_standby)
-    test_after_rest(engine, _ping)
+    test_after_rest(engine, hosts.test(_ping))
     return engine
 
 
@@ -333,10 +360,6 @@ def _leave_a_standby(context: sa.engine.ExceptionContext) -> None:
     """Give up a connection to a server that only reads, as after a failover: a new one may lead to the other."""
     if getattr(context.original_exception, "sqlstate", None) == SqlState.READ_ONLY_SQL_TRANSACTION:
         context.is_disconnect = True
-
-
-def _connect_bounded(_dialect: object, _record: object, arguments: Any, named: Any) -> Any:
-    return _bounded_connection().connect(*arguments, **named)
 
 
 @cache

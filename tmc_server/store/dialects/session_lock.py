@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import sqlalchemy as sa
 
@@ -13,6 +14,7 @@ class SessionLock:
     """See contract.ExclusiveLock: it is held on a connection of its own, and ends with that.
 
     take: takes the lock, waiting for a while; returns False if another session keeps it.  is_free: looks.
+    counts: a query for whether a lock of this server counts, since one on a former primary keeps nobody away.
     """
 
     def __init__(
@@ -21,11 +23,13 @@ class SessionLock:
         engine: sa.Engine,
         take: Callable[[sa.Connection], bool],
         is_free: Callable[[sa.Connection], bool],
+        counts: str,
     ) -> None:
         self._where = url.render_as_string(hide_password=True)
         self._engine = engine
         self._take = take
         self._is_free = is_free
+        self._counts = counts
         self._held: sa.Connection | None = None
 
     def hold(self) -> None:
@@ -60,8 +64,8 @@ class SessionLock:
 
     def _still_holds(self) -> bool:
         assert self._held is not None
-        try:
-            return bool(self._held.exec_driver_sql("SELECT 1").scalar_one())
-        except sa.exc.DBAPIError:
-            self.let_go()
-            return False
+        with suppress(sa.exc.DBAPIError):
+            if self._held.exec_driver_sql(self._counts).scalar_one():
+                return True
+        self.let_go()
+        return False

@@ -52,6 +52,9 @@ class SQLite:
         event.listen(engine, "begin", _begin)
         return engine, engine
 
+    def once(self, url: sa.URL) -> sa.Engine:
+        return sa.create_engine(url, poolclass=sa.pool.NullPool)
+
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
         if "no such table" in str(exc.orig):
             return Failure.TABLE_MISSING

@@ -1,0 +1,185 @@
+"""A database on two servers with synchronous replication: what is answered on the primary is on the replica too.
+
+The roles are changed as docs/failover.md tells an operator to. What was the primary is thrown away and copied again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Protocol
+
+from tmc_storm.eventually import eventually
+from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.services.postgresql import PostgreSQL
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+_USER = "tmc"
+_SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
+
+
+class Replicated(Protocol):
+    """A primary and its replica, both on HOSTS and one port."""
+
+    @property
+    def primary(self) -> MariaDB | PostgreSQL: ...
+    @property
+    def replica(self) -> MariaDB | PostgreSQL: ...
+
+    def url(self, database: str) -> str:
+        """Return its address, with both hosts."""
+
+    def kill_primary(self) -> None: ...
+
+    def demote(self) -> None:
+        """Let the primary take no writes any more; it stays up."""
+
+    def fall_behind(self) -> None:
+        """Let the replica receive nothing more, and the primary not wait for it."""
+
+    def promote(self) -> None:
+        """Let the replica take writes, after everything it has received."""
+
+    def rebuild(self) -> None:
+        """Make a new replica where the killed primary was, and wait until it is synchronous."""
+
+    def stop(self) -> None: ...
+
+
+def _with_both_hosts(url: str, host: str) -> str:
+    return url.replace(f"@{host}:", f"@{','.join(HOSTS)}:")
+
+
+def _add_user(server: MariaDB) -> None:
+    """One that cannot write where others must not, as root can."""
+    rights = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, REFERENCES, TRIGGER"
+    user = f"{_USER}@'127.0.0.%'"
+    server.run_sql("SET sql_log_bin = 0", f"CREATE USER {user}", f"GRANT {rights} ON *.* TO {user}")
+
+
+class ReplicatedMariaDB:
+    """See Replicated. Semi-synchronous, by global transaction ids."""
+
+    def __init__(self) -> None:
+        self.primary = MariaDB(64, self._options(1), host=HOSTS[0])
+        _add_user(self.primary)
+        self._copies = 1
+        self.replica = self._replica(HOSTS[1])
+
+    def _options(self, number: int) -> tuple[str, ...]:
+        return (
+            f"--server-id={number}",
+            "--log-bin=log",
+            "--log-slave-updates",
+            "--gtid-strict-mode",
+            "--sync-binlog=1",
+            "--skip-slave-start",
+            "--rpl-semi-sync-slave-enabled",
+            "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
+            "--rpl-semi-sync-master-timeout=3600000",  # it would not wait any more after ten seconds
+        )
+
+    def _replica(self, host: str) -> MariaDB:
+        self._copies += 1
+        made = MariaDB(64, (*self._options(self._copies), "--read-only"), host=host, port=self.primary.port)
+        _add_user(made)
+        databases = [each["Database"] for each in self.primary.run_sql("SHOW DATABASES")]
+        if own := [each for each in databases if each not in _SYSTEM]:
+            at = [f"--host={self.primary.host}", f"--port={self.primary.port}", "--user=root"]
+            what = ["--single-transaction", "--gtid", "--master-data=1", "--databases", *own]
+            dump = subprocess.run(["mariadb-dump", "--no-defaults", *at, *what], check=True, capture_output=True).stdout
+            into = [f"--host={host}", f"--port={made.port}", "--user=root", "--init-command=SET sql_log_bin = 0"]
+            subprocess.run(["mariadb", "--no-defaults", *into], check=True, input=dump)
+        made.run_sql(
+            f"CHANGE MASTER TO MASTER_HOST = '{self.primary.host}', MASTER_PORT = {self.primary.port},"
+            " MASTER_USER = 'root', MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",
+            "START SLAVE",
+        )
+        self.primary.run_sql("SET GLOBAL rpl_semi_sync_master_enabled = ON")
+        eventually(self._is_synchronous, seconds=60)
+        return made
+
+    def _is_synchronous(self) -> bool:
+        (clients,) = self.primary.run_sql("SHOW STATUS LIKE 'Rpl_semi_sync_master_clients'")
+        return bool(clients["Value"] == "1")
+
+    def url(self, database: str) -> str:
+        return _with_both_hosts(self.primary.url(database).replace("root@", f"{_USER}@"), self.primary.host)
+
+    def kill_primary(self) -> None:
+        self.primary.kill()
+
+    def demote(self) -> None:
+        self.primary.run_sql("SET GLOBAL read_only = ON")
+
+    def fall_behind(self) -> None:
+        self.primary.run_sql("SET GLOBAL rpl_semi_sync_master_enabled = OFF")
+        self.replica.run_sql("STOP SLAVE IO_THREAD")
+
+    def promote(self) -> None:
+        self.replica.run_sql("STOP SLAVE IO_THREAD")
+        (state,) = self.replica.run_sql("SHOW SLAVE STATUS")
+        self.replica.run_sql(
+            f"DO MASTER_GTID_WAIT('{state['Gtid_IO_Pos']}')",  # received is not yet done
+            "STOP SLAVE",
+            "RESET SLAVE ALL",
+            "SET GLOBAL read_only = OFF",
+        )
+
+    def rebuild(self) -> None:
+        host = self.primary.host
+        self.primary.stop()
+        self.primary = self.replica
+        self.replica = self._replica(host)
+
+    def stop(self) -> None:
+        self.replica.stop()
+        self.primary.stop()
+
+
+class ReplicatedPostgreSQL:
+    """See Replicated. By streaming, with synchronous_standby_names."""
+
+    def __init__(self) -> None:
+        self.primary = PostgreSQL(64, host=HOSTS[0])
+        self.replica = self._replica(HOSTS[1])
+
+    def _replica(self, host: str) -> PostgreSQL:
+        made = PostgreSQL(64, host=host, standby_of=self.primary)
+        self.primary.run_sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.primary.reload()
+        eventually(self._is_synchronous, seconds=60)
+        return made
+
+    def _is_synchronous(self) -> bool:
+        return self.primary.run_sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)]
+
+    def url(self, database: str) -> str:
+        return _with_both_hosts(self.primary.url(database), self.primary.host)
+
+    def kill_primary(self) -> None:
+        self.primary.kill()
+
+    def demote(self) -> None:
+        self.primary.run_sql("ALTER SYSTEM SET default_transaction_read_only = on")
+        self.primary.reload()
+        eventually(lambda: self.primary.run_sql("SHOW transaction_read_only") == [("on",)])
+
+    def fall_behind(self) -> None:
+        self.primary.run_sql("ALTER SYSTEM SET synchronous_standby_names = ''")
+        self.primary.reload()
+        self.replica.run_sql("ALTER SYSTEM SET primary_conninfo = ''")
+        self.replica.reload()
+        eventually(lambda: not self.primary.run_sql("SELECT 1 FROM pg_stat_replication"))
+
+    def promote(self) -> None:
+        self.replica.run_sql("SELECT pg_promote()")
+
+    def rebuild(self) -> None:
+        host = self.primary.host
+        self.primary.stop()
+        self.primary = self.replica
+        self.replica = self._replica(host)
+
+    def stop(self) -> None:
+        self.replica.stop()
+        self.primary.stop()
