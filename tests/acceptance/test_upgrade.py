@@ -38,7 +38,8 @@ class Shop:
         assert self._say("") == "started\n"
 
     def _say(self, text: str) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(text)
         self._process.stdin.flush()
         return self._process.stdout.readline()
