@@ -6,6 +6,7 @@ TMC_SERVER__LISTEN=0.0.0.0:50051 sets [server] listen. docs/configuration.md lis
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -88,6 +89,7 @@ Addresses = Annotated[str, AfterValidator(_addresses_or_nothing)]
 
 
 _POSTGRESQL = ("postgresql", "postgresql+psycopg")
+_HOST = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def _database_url(value: SecretStr) -> SecretStr:
@@ -99,12 +101,14 @@ def _database_url(value: SecretStr) -> SecretStr:
         url = make_url(value.get_secret_value())
         known = url.get_backend_name() in ("sqlite", "mysql", "mariadb") or url.drivername in _POSTGRESQL
         known = known and "@" not in (url.host or "")  # a password that is not encoded
+        hosts = (url.host or "").split(",")
+        known = known and (len(hosts) == 1 or (all(map(_HOST.fullmatch, hosts)) and len(set(hosts)) == len(hosts)))
     except (ArgumentError, ValueError):
         known = False
     if not known:
         raise ValueError(
             "give postgresql://user:password@host:5432/database, mariadb+mysqldb://user:password@host:3306/database "
-            "or sqlite:///file; "
+            "or sqlite:///file; several hosts of a database share its port: db1,db2:5432; "
             "special characters of a password are percent-encoded"
         ) from None
     return value

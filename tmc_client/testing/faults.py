@@ -105,6 +105,16 @@ class FaultySender(sender.Sender):
 
     def send(self, kind: sender.Kind, request: Any, timeout: float) -> Future[Any]:
         """See Sender.send. Raises Crashed; Unavailable: it crashed before."""
+        future = self._begin(kind, request, timeout)
+        if kind is sender.PREPARE:
+            wait([future], _ANSWER_S)  # a slow machine is no outage: a block finds its messages answered
+        return future
+
+    def send_from_loop(self, kind: sender.Kind, request: Any, timeout: float) -> asyncio.Future[Any]:
+        """See Sender.send_from_loop. Raises as `send`."""
+        return asyncio.wrap_future(self._begin(kind, request, timeout))
+
+    def _begin(self, kind: sender.Kind, request: Any, timeout: float) -> Future[Any]:
         if self._is_dead:
             return self._answer_of_the_dead(kind)
         if kind is sender.SUBMIT and self._faults.crashes("local_commit"):
@@ -114,19 +124,13 @@ class FaultySender(sender.Sender):
             failed: Future[Any] = Future()
             failed.set_exception(failure)
             return failed
-        future = super().send(kind, request, max(timeout, _ANSWER_S))
-        if kind is sender.PREPARE:
-            wait([future], _ANSWER_S)  # a slow machine is no outage: a block finds its messages answered
-            if self._faults.crashes("prepare"):
-                self._die()
-        if kind is sender.SUBMIT and self._faults.crashes("submit"):
+        future = super().send(kind, request, max(timeout, _ANSWER_S) if kind is sender.PREPARE else timeout)
+        if (kind is sender.PREPARE and self._faults.crashes("prepare")) or (
+            kind is sender.SUBMIT and self._faults.crashes("submit")
+        ):
             wait([future], _ANSWER_S)
             self._die()
         return future
-
-    def send_from_loop(self, kind: sender.Kind, request: Any, timeout: float) -> asyncio.Future[Any]:
-        """See Sender.send_from_loop. Raises as `send`."""
-        return asyncio.wrap_future(self.send(kind, request, timeout))
 
     def _die(self) -> None:
         self._is_dead = True

@@ -13,7 +13,7 @@ from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
 from tmc_server.store.engines import Database, ShardMap, wall_clock_ms
-from tmc_server.store.fitness import examine
+from tmc_server.store.fitness import examine, examine_hosts
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import CannotMigrate, migrate
 from tmc_server.store.operators import OperatorStore
@@ -104,7 +104,7 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
     for database in shards.databases:
         lines.append(f"{database!r}, shards {as_ranges(shards.shards_in(database)) or 'none'}")
         try:
-            findings = [*examine(database, need), _examine_clock(database)]
+            findings = [*examine(database, need), _examine_clock(database), *examine_hosts(database)]
         except StoreUnavailable as exc:
             lines.append(f"BAD  {exc}")
             well = False

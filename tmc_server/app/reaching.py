@@ -22,6 +22,7 @@ from tmc_server.app.maintenance import CannotStart, CannotStartYet, driver_missi
 from tmc_server.config import Config
 from tmc_server.store.dialects import dialect_of, url_of
 from tmc_server.store.dialects.contract import Refusal
+from tmc_server.store.dialects.hosts import NoPrimary
 
 log = EventLog("tmc.app")
 
@@ -124,6 +125,8 @@ def _connect(url: sa.URL, created: bool, setting: str = "[store]") -> None:
         raise CannotStart(
             f"The URL of {setting} has an option behind its ? that the database driver does not know."
         ) from exc
+    except NoPrimary as exc:
+        raise DatabaseAway(f"The database at {server} takes no writes. {exc}") from exc
     except sa.exc.DBAPIError as exc:
         match dialect.refusal_of(exc):
             case Refusal.USER:

@@ -20,6 +20,7 @@ from tmc_server.domain.placement import SHARDS
 from tmc_server.errors import RowLocked, StoreUnavailable
 from tmc_server.store.dialects import dialect_of, url_of
 from tmc_server.store.dialects.contract import Failure
+from tmc_server.store.dialects.hosts import NoPrimary
 
 log = EventLog("tmc.store")
 
@@ -115,8 +116,9 @@ class Database:
         self._carried = CarriedClock()
         self._clock = clock
         self._writer = threading.RLock() if self.dialect.has_one_writer else nullcontext()
-        self.engine, self.readers = self.dialect.engines(self.url, pool_size, patient)
-        self._exclusive = self.dialect.exclusive_lock(self.url, self.engine)
+        self.hosts = self.dialect.hosts(self.url)
+        self.engine, self.readers = self.dialect.engines(self.url, self.hosts, pool_size, patient)
+        self._exclusive = self.dialect.exclusive_lock(self.url, self.hosts, self.engine)
 
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)})"
@@ -219,7 +221,7 @@ class Database:
         """Turn errors of the driver into ours."""
         try:
             yield
-        except sa.exc.TimeoutError as exc:
+        except (sa.exc.TimeoutError, NoPrimary) as exc:
             raise StoreUnavailable from exc
         except sa.exc.DBAPIError as exc:
             match self.dialect.failure_of(exc):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Sequence
 
 import sqlalchemy as sa
@@ -19,42 +19,55 @@ from tmc_server.store.tables import shard_tables
 
 log = EventLog("tmc.store")
 
-_BATCHES = 64
-_AGE_MS = 600_000  # a replica that is further behind is found by its operator; and retention keeps messages for longer
+_AGE_MS = 3_000_000  # retention keeps messages for an hour at least
 
 
 class Witness:
-    """The last messages that were stored in one database, of which the newest is looked for after an outage.
+    """The newest message that was stored in one database, which is looked for after an outage.
 
-    Databases replicate transactions in the order of their commits: if the newest message is there, so is everything before
-    it. What came after it, and stored no message, may be gone unseen: acks and decisions, which are asked for again.
-    Thread-safe.
+    Databases replicate transactions in the order of their commits: if this one is there, so is everything before it. What
+    came after it, and stored no message, may be gone unseen: acks and decisions, which are asked for again. Thread-safe.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._recent: deque[tuple[Shard, Sequence[Outcome]]] = deque(maxlen=_BATCHES)
+        self._newest: tuple[MessageNumber, Shard] | None = None
+        self._changing = threading.Lock()
 
     def note(self, shard: Shard, outcomes: Sequence[Outcome]) -> None:
-        """Remember a batch that is committed."""
-        self._recent.append((shard, outcomes))
+        """Remember what a batch has stored, now that it is committed."""
+        stored = [
+            outcome.message_id.number
+            for outcome in outcomes
+            if type(outcome) is Stored and outcome.changed and outcome.message_id is not None
+        ]
+        if stored:
+            self._remember((max(stored), shard))
 
-    def look(self) -> None:
-        """Say so if the newest message is not there any more; once."""
-        newest = self._newest()
+    def _remember(self, message: tuple[MessageNumber, Shard]) -> None:
+        """Numbers grow with time: a decision on an older message says nothing about newer ones."""
+        with self._changing:
+            self._newest = max(message, self._newest or message)
+
+    def look(self, connection: sa.Connection) -> None:
+        """Say so if the newest message is not there any more; once.
+
+        connection: a new one.  Raises: StoreUnavailable, StoreConflict.
+        """
+        with self._changing:
+            newest, self._newest = self._newest, None
         if newest is None:
             return
-        shard, number = newest
-        message = shard_tables(shard).message
         try:
-            with self._database.reading() as connection:
-                is_old = number < first_number(self._database.now(connection) - _AGE_MS)
-                if is_old or connection.scalar(sa.select(message.c.id).where(message.c.id == number)) is not None:
-                    return
-        except StoreUnavailable:  # away again, or the shard moved; another lane looks when it connects
+            is_there = self._has(connection, *newest)
+        except BaseException:
+            self._remember(newest)
+            raise
+        if is_there:
+            self._remember(newest)
             return
-        self._recent.clear()
         METRICS.commits_lost.inc()
+        number, shard = newest
         log.error(
             "commits_lost",
             "%s has lost what it had answered: message %d in shard %d is gone. If a replica took over, it was behind. "
@@ -64,14 +77,15 @@ class Witness:
             shard,
         )
 
-    def _newest(self) -> tuple[Shard, MessageNumber] | None:
-        stored = [
-            (outcome.message_id.number, shard)
-            for shard, outcomes in list(self._recent)
-            for outcome in outcomes
-            if isinstance(outcome, Stored) and outcome.changed and outcome.message_id is not None
-        ]
-        if not stored:
-            return None
-        number, shard = max(stored)
-        return shard, number
+    def _has(self, connection: sa.Connection, number: MessageNumber, shard: Shard) -> bool:
+        """Return whether the message is there; also if it may be gone for another reason."""
+        message = shard_tables(shard).message
+        try:
+            with self._database.writing(connection):
+                if number < first_number(self._database.now(connection) - _AGE_MS):
+                    return True
+                return connection.scalar(sa.select(message.c.id).where(message.c.id == number)) is not None
+        except StoreUnavailable as exc:
+            if exc.lacks_table:  # the shard moved
+                return True
+            raise

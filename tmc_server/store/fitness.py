@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlalchemy as sa
+
 from tmc_server.store.dialects.contract import Finding
 from tmc_server.store.engines import Database
 from tmc_server.store.migrate import head_revision, revision_of, serves_this_program
@@ -22,3 +24,21 @@ def examine(database: Database, batch_bytes: int) -> list[Finding]:
             ok=revision == head or serves_this_program(database),
         ),
     ]
+
+
+def examine_hosts(database: Database) -> list[Finding]:
+    """Return findings about its hosts, if there are several: their roles, and whether one can take over without a loss."""
+    if not database.hosts.has_several:
+        return []
+    with database.reading() as connection:
+        found = database.dialect.replication(connection)
+    return [*(_role(database, host) for host in database.hosts.names), *found]
+
+
+def _role(database: Database, host: str) -> Finding:
+    try:
+        with database.dialect.once(database.url.set(host=host)).connect() as connection:
+            takes_writes = database.hosts.takes_writes(connection.connection.dbapi_connection)
+    except sa.exc.DBAPIError as exc:
+        return Finding(setting=f"host {host}", value=f"away ({exc.orig})", must="answer", ok=False)
+    return Finding(setting=f"host {host}", value="primary" if takes_writes else "replica", must="answer", ok=True)

@@ -285,9 +285,11 @@ class GroupCommit:
         conflicts = lost = 0
         while True:
             try:
+                if connection is not None and not self._writer.database.hosts.leads(connection):
+                    _discard(connection)
+                    connection = None
                 if connection is None:
-                    connection = self._writer.database.connect()
-                    self._witness.look()
+                    connection = self._connect()
                 buried = {each.operation for each in entries if each.buried}
                 outcomes = self._writer.run(connection, shard, [each.operation for each in entries], buried)
                 self._witness.note(shard, outcomes)
@@ -332,6 +334,16 @@ class GroupCommit:
             except BaseException:  # the lane dies, and nobody else has this connection
                 _discard(connection)
                 raise
+
+    def _connect(self) -> sa.Connection:
+        """Raises StoreUnavailable, StoreConflict."""
+        connection = self._writer.database.connect()
+        try:
+            self._witness.look(connection)
+        except BaseException:
+            _discard(connection)
+            raise
+        return connection
 
     def _look(self, shard: Shard) -> Database | None:
         """Return the database that has the shard; None: it is on its way, or nobody can say now."""

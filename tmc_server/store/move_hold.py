@@ -63,8 +63,11 @@ class Held:
         return is_held
 
     def probe(self) -> None:
-        """Raises StoreUnavailable: the connection was lost while it rested."""
+        """Raises StoreUnavailable: the connection was lost while it rested, or leads to a former primary."""
         self.change(lambda connection: connection.exec_driver_sql("SELECT 1"))
+        if self._connection is None or not self.database.hosts.leads(self._connection):
+            self.close()
+            raise StoreUnavailable
 
     def close(self) -> None:
         if self._connection is not None:

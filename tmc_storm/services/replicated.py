@@ -145,7 +145,7 @@ class ReplicatedPostgreSQL:
 
     def _replica(self, host: str) -> PostgreSQL:
         made = PostgreSQL(64, host=host, standby_of=self.primary)
-        self.primary.run_sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.primary.run_sql("ALTER SYSTEM SET synchronous_standby_names = 'walreceiver'")
         self.primary.reload()
         eventually(self._is_synchronous, seconds=60)
         return made

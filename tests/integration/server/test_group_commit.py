@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from tests.support.store import DONE, StoreUnderTest, server_store
 from tmc_server.domain.message import MessageState
@@ -80,6 +81,24 @@ def test_waiting_operations_share_a_transaction(store: StoreUnderTest) -> None:
         answers = _run(store, story, store.new_writer(gate))
     assert answers == [[store.stored(each.number, MessageState.PREPARED)] for each in operations]
     assert counter.commits == 2
+
+
+def test_a_lane_leaves_a_connection_that_leads_to_a_former_primary(
+    store: StoreUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody there would refuse it: a message that is not found is answered without a write."""
+    database, given_up = store.writer.database, list[object]()
+    event.listen(database.engine, "invalidate", lambda *seen: given_up.append(seen))
+
+    async def story(commit: GroupCommit) -> None:
+        await _perform(commit, store.a_prepare())
+        await _perform(commit, store.a_prepare())
+        assert given_up == []
+        monkeypatch.setattr(database.hosts, "leads", lambda _connection: False)
+        await _perform(commit, store.a_prepare())
+        assert len(given_up) == 1
+
+    _run(store, story, limits=Limits(lanes=1))
 
 
 def test_a_full_queue_refuses_and_changes_nothing(store: StoreUnderTest) -> None:

@@ -16,6 +16,8 @@ from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable
 from tmc_server.store.dialects.contract import DatabaseTaken
 from tmc_server.store.engines import Database
+from tmc_server.store.fitness import examine_hosts
+from tmc_server.store.move_hold import Held
 from tmc_storm.eventually import eventually
 from tmc_storm.services.replicated import HOSTS, Replicated, ReplicatedMariaDB, ReplicatedPostgreSQL
 
@@ -96,7 +98,10 @@ def test_a_reader_that_rested_leaves_a_server_that_takes_no_writes(
         assert _server(connection) != first
 
 
-def test_the_lock_of_the_one_server_follows(pair: Replicated, database: Database) -> None:
+def test_the_lock_of_the_one_server_follows(
+    pair: Replicated, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmc_server.store.dialects.hosts._ASKED_FOR_S", -1.0)
     other = Database(pair.url("tmc"))
     database.hold_exclusively()
     pair.demote()
@@ -112,13 +117,54 @@ def test_while_no_host_takes_writes_the_database_is_away(pair: Replicated, datab
     database.engine.dispose()
     with pytest.raises(StoreUnavailable) as away:
         _write(database, 1)
-    hosts = {f"none of {', '.join(order)} takes writes" for order in (HOSTS, HOSTS[::-1])}
-    assert any(each in str(away.value.__cause__) for each in hosts), repr(away.value.__cause__)
+    assert str(away.value.__cause__) == f"None of {', '.join(HOSTS)} takes writes: promote one."
     pair.kill_primary()
     with pytest.raises(StoreUnavailable):
         _write(database, 1)
     pair.promote()
     _write(database, 1)
+
+
+def test_a_kept_connection_asks_for_the_role_again(
+    pair: Replicated, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, other = database.connect(), database.connect()
+    assert database.hosts.leads(kept)
+    pair.demote()
+    pair.promote()
+    assert database.hosts.leads(kept)  # nobody has asked
+    monkeypatch.setattr("tmc_server.store.dialects.hosts._ASKED_FOR_S", -1.0)
+    assert not database.hosts.leads(kept)
+    monkeypatch.setattr("tmc_server.store.dialects.hosts._ASKED_FOR_S", 3600.0)
+    _write(database, 1)
+    assert not database.hosts.leads(other)  # another one was found meanwhile
+    for each in (kept, other):
+        each.invalidate()
+        each.close()
+
+
+def test_a_hold_on_a_former_primary_counts_no_more(
+    pair: Replicated, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(database)
+    held.take()
+    held.probe()
+    pair.demote()
+    pair.promote()
+    monkeypatch.setattr("tmc_server.store.dialects.hosts._ASKED_FOR_S", -1.0)
+    with pytest.raises(StoreUnavailable):
+        held.probe()
+    held.take_again()
+    held.probe()
+    held.close()
+
+
+def test_the_doctor_says_who_is_what(pair: Replicated, database: Database) -> None:
+    found = {each.setting: each.value for each in examine_hosts(database)}
+    assert [found[f"host {host}"] for host in HOSTS] == ["primary", "replica"]
+    assert [str(each) for each in examine_hosts(database) if not each.ok] == []
+    pair.replica.kill()
+    assert f"host {HOSTS[1]}" in [each.setting for each in examine_hosts(database) if not each.ok]
 
 
 def test_an_operator_reads_that_the_hosts_do_not_answer(pair: Replicated) -> None:
@@ -136,8 +182,15 @@ def test_what_a_replica_lacks_is_said(pair: Replicated) -> None:
         orders.publish(_TOPIC, b"", key="before")
         pair.kill_primary()
         pair.promote()
+        assert server.terminate() == 0
+        server.start()  # also while there is no other host yet
         pair.rebuild()
         orders.publish(_TOPIC, b"", key="between")
+        pair.kill_primary()
+        pair.promote()
+        pair.rebuild()
+        orders.get_message(topic=_TOPIC, key="between")
+        orders.publish(_TOPIC, b"", key="again")
         assert "commits_lost" not in server.log.read_text()
         pair.fall_behind()
         orders.publish(_TOPIC, b"", key="gone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tmc_server.config import ConfigError, load
+from tmc_server.config import Config, ConfigError, load
 from tmc_server.settings import settings_of
 
 
@@ -58,3 +58,13 @@ def test_secrets_are_masked() -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, {"TMC_STORE__CATALOG": "mariadb://root:hunter2@db/tmc", "TMC_STORE__CHANGE_DELAY_MS": "hunter2"})
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hosts", ["db1,", "db1,,db2", "db1, db2", "[::1],[::2]", "db1:1,db2:1", "db1,db1"])
+def test_a_list_of_hosts_is_refused(hosts: str) -> None:
+    with pytest.raises(ValueError, match="several hosts of a database share its port: db1,db2:5432"):
+        Config.model_validate({"store": {"catalog": f"postgresql://tmc:secret@{hosts}/tmc"}})
+
+
+def test_hosts_of_one_database_are_accepted() -> None:
+    Config.model_validate({"store": {"catalog": "postgresql://tmc:secret@db-1.example,10.0.0.2:5432/tmc"}})

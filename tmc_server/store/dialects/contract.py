@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
+from tmc_server.store.dialects.hosts import Hosts
+
 CONNECT_S = 5
 LOCK_WAIT_S = 2  # for a row that another transaction holds
 ANSWER_S = 15  # for a statement's answer, unless the engine is patient
@@ -139,7 +141,10 @@ class Dialect(Protocol):
     def port(self) -> int:
         """Return the port of a URL without one."""
 
-    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+    def hosts(self, url: sa.URL) -> Hosts:
+        """Return the hosts of a database; where it is a file, one without a name."""
+
+    def engines(self, url: sa.URL, hosts: Hosts, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         """Make engines for transactions, and for single statements that read. patient: no time limit on a statement."""
 
     def once(self, url: sa.URL) -> sa.Engine:
@@ -153,7 +158,7 @@ class Dialect(Protocol):
     def snapshot(self, connection: sa.Connection) -> AbstractContextManager[None]:
         """Inside, all statements of this connection for reading see one moment."""
 
-    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> ExclusiveLock: ...
+    def exclusive_lock(self, url: sa.URL, hosts: Hosts, engine: sa.Engine) -> ExclusiveLock: ...
 
     def migrating(self, url: sa.URL, connection: sa.Connection) -> AbstractContextManager[sa.Connection]:
         """The connection to change the schema with, while no other `tmc init` does. Raises StoreUnavailable."""
@@ -163,6 +168,9 @@ class Dialect(Protocol):
 
     def settings(self, connection: sa.Connection, batch_bytes: int) -> list[Finding]:
         """Return findings: whether messages are safe in it. batch_bytes: the largest transaction that a server sends."""
+
+    def replication(self, connection: sa.Connection) -> list[Finding]:
+        """Return findings: whether another host has what was answered."""
 
     def hold_for_move(self, connection: sa.Connection) -> bool:
         """Keep other moves of shards away from this database as long as the connection is open. Returns: whether it worked."""

@@ -26,7 +26,7 @@ from tmc_server.store.dialects.contract import (
     Refusal,
     insert_all_or_none,
 )
-from tmc_server.store.dialects.hosts import Hosts, has_several
+from tmc_server.store.dialects.hosts import Hosts
 from tmc_server.store.dialects.pools import POOL, reading_transaction, test_after_rest, transactions_and_reads
 from tmc_server.store.dialects.session_lock import SessionLock
 
@@ -128,12 +128,16 @@ class MySQL:
     clock = CLOCK_MS["mysql"]
     port = 3306
 
-    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
-        return transactions_and_reads(partial(_engine, url, _hosts(url), pool_size, patient))
+    def hosts(self, url: sa.URL) -> Hosts:
+        # A user with all privileges may write where others may not. MariaDB 12 has words for it, older ones have 0 and 1.
+        return Hosts(url, "SELECT CAST(@@global.read_only AS CHAR) IN ('0', 'OFF')")
+
+    def engines(self, url: sa.URL, hosts: Hosts, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+        return transactions_and_reads(partial(_engine, url, hosts, pool_size, patient))
 
     def once(self, url: sa.URL) -> sa.Engine:
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args={"connect_timeout": CONNECT_S})
-        _hosts(url).lead(engine)
+        self.hosts(url).lead(engine)
         return engine
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
@@ -156,7 +160,7 @@ class MySQL:
             "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
         )
 
-    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> SessionLock:
+    def exclusive_lock(self, url: sa.URL, hosts: Hosts, engine: sa.Engine) -> SessionLock:
         name = f"tmc_server_{url.database}"
 
         def take(connection: sa.Connection) -> bool:
@@ -165,7 +169,7 @@ class MySQL:
         def is_free(connection: sa.Connection) -> bool:
             return bool(connection.exec_driver_sql(f"SELECT IS_FREE_LOCK('{name}')").scalar_one())
 
-        return SessionLock(url, engine, take, is_free, _hosts(url).counts)
+        return SessionLock(url, hosts, engine, take, is_free)
 
     @contextmanager
     def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
@@ -228,7 +232,27 @@ class MySQL:
                 must="be READ-COMMITTED",
                 ok=isolation == "READ-COMMITTED",
             ),
-            *(_replication(variables) if has_several(connection.engine.url) else ()),
+        ]
+
+    def replication(self, connection: sa.Connection) -> list[Finding]:
+        """Variables have MariaDB's names, or those of MySQL 8.0.26 and later."""
+        shown = "SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync%%'", "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync%%'"
+        values: dict[str, Any] = {}
+        for query in shown:
+            values |= {name.lower(): value for name, value in connection.exec_driver_sql(query)}
+
+        def check(mariadb: str, mysql: str, must: str, is_good: Callable[[str], bool]) -> Finding:
+            name = f"rpl_semi_sync_{mysql if f'rpl_semi_sync_{mysql}' in values else mariadb}"
+            value = str(values.get(name, "absent"))
+            return Finding(setting=name, value=value, must=must, ok=is_good(value))
+
+        wait = "be 3600000 or more: after that time the primary answers without a replica"
+        return [
+            check("master_status", "source_status", "be ON: the primary waits for replicas", "ON".__eq__),
+            check("master_clients", "source_clients", "be 1 or more", lambda value: value not in ("0", "absent")),
+            check("master_wait_no_slave", "source_wait_no_replica", "not be OFF", lambda value: value != "OFF"),
+            check("master_wait_point", "source_wait_point", "be AFTER_SYNC", "AFTER_SYNC".__eq__),
+            check("master_timeout", "source_timeout", wait, lambda value: value.isdigit() and int(value) >= 3_600_000),
         ]
 
     def hold_for_move(self, connection: sa.Connection) -> bool:
@@ -273,30 +297,6 @@ class MySQL:
 
     def insert_free(self, connection: sa.Connection, into: Insertion, rows: Sequence[Mapping[str, Any]]) -> set[Any]:
         return insert_all_or_none(self, connection, into, rows)
-
-
-def _hosts(url: sa.URL) -> Hosts:
-    # A user with all privileges may write where others may not. MariaDB 12 has words for it, older ones have 0 and 1.
-    takes_writes = "SELECT CAST(@@global.read_only AS CHAR) IN ('0', 'OFF')"
-    return Hosts(url, takes_writes, refusal=(ErrorNumber.ER_OPTION_PREVENTS_STATEMENT,))
-
-
-def _replication(variables: Mapping[str, Any]) -> list[Finding]:
-    """Return whether a replica has what was answered. Variables have MariaDB's names, or those of MySQL 8.0.26 and later."""
-
-    def check(mariadb: str, mysql: str, must: str, is_good: Callable[[str], bool]) -> Finding:
-        name = f"rpl_semi_sync_{mysql if f'rpl_semi_sync_{mysql}' in variables else mariadb}"
-        value = str(variables.get(name, "absent"))
-        return Finding(setting=name, value=value, must=must, ok=is_good(value))
-
-    wait = "be 3600000 or more: after that time the primary answers without a replica"
-    return [
-        check(
-            "master_enabled", "source_enabled", "be ON on each host that may be primary", lambda value: value == "ON"
-        ),
-        check("master_wait_point", "source_wait_point", "be AFTER_SYNC", lambda value: value == "AFTER_SYNC"),
-        check("master_timeout", "source_timeout", wait, lambda value: value.isdigit() and int(value) >= 3_600_000),
-    ]
 
 
 def _engine(url: sa.URL, hosts: Hosts, pool_size: int, patient: bool, **options: Any) -> sa.Engine:

@@ -27,7 +27,7 @@ from tmc_server.store.dialects.contract import (
     Recording,
     Refusal,
 )
-from tmc_server.store.dialects.hosts import Hosts, has_several
+from tmc_server.store.dialects.hosts import Hosts
 from tmc_server.store.dialects.pools import POOL, reading_transaction, test_after_rest, transactions_and_reads
 from tmc_server.store.dialects.session_lock import SessionLock
 
@@ -106,13 +106,16 @@ class PostgreSQL:
     clock = CLOCK_MS["postgresql"]
     port = 5432
 
-    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
-        return transactions_and_reads(partial(_engine, url, _hosts(url), pool_size, patient))
+    def hosts(self, url: sa.URL) -> Hosts:
+        return Hosts(url, "SELECT current_setting('transaction_read_only') = 'off'")
+
+    def engines(self, url: sa.URL, hosts: Hosts, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+        return transactions_and_reads(partial(_engine, url, hosts, pool_size, patient))
 
     def once(self, url: sa.URL, **options: Any) -> sa.Engine:
         limits = {"connect_timeout": CONNECT_S}
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=limits, **options)
-        _hosts(url).lead(engine)
+        self.hosts(url).lead(engine)
         return engine
 
     def failure_of(self, exc: sa.exc.DBAPIError) -> Failure:
@@ -135,7 +138,7 @@ class PostgreSQL:
             "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
         )
 
-    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> SessionLock:
+    def exclusive_lock(self, url: sa.URL, hosts: Hosts, engine: sa.Engine) -> SessionLock:
         def take(connection: sa.Connection) -> bool:
             connection.exec_driver_sql(f"SET lock_timeout = '{EXCLUSIVE_WAIT_S}s'")
             try:
@@ -150,7 +153,7 @@ class PostgreSQL:
             look = f"SELECT pg_try_advisory_xact_lock_shared({_EXCLUSIVE})"  # several may look at the same moment
             return bool(connection.exec_driver_sql(look).scalar_one())
 
-        return SessionLock(url, engine, take, is_free, _hosts(url).counts)
+        return SessionLock(url, hosts, engine, take, is_free)
 
     @contextmanager
     def migrating(self, url: sa.URL, connection: sa.Connection) -> Iterator[sa.Connection]:
@@ -232,7 +235,28 @@ class PostgreSQL:
                 must="be direct: sessions have settings and locks of their own, and the center has a pool",
                 ok=is_direct,
             ),
-            *(_replication(connection) if has_several(connection.engine.url) else ()),
+        ]
+
+    def replication(self, connection: sa.Connection) -> list[Finding]:
+        standbys, commit, following = connection.exec_driver_sql(
+            "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'),"
+            " (SELECT count(*) FROM pg_stat_replication)"
+        ).one()
+        without = "without them a standby may lack what was answered"
+        return [
+            Finding(
+                setting="synchronous_standby_names",
+                value=standbys or "empty",
+                must=f"name standbys, since any program that follows the log counts for '*': {without}",
+                ok=standbys not in ("", "*"),
+            ),
+            Finding(setting="pg_stat_replication", value=f"{following} rows", must="have a standby", ok=following > 0),
+            Finding(
+                setting="synchronous_commit",
+                value=commit,
+                must="be on or remote_apply",
+                ok=commit in ("on", "remote_apply"),
+            ),
         ]
 
     def hold_for_move(self, connection: sa.Connection) -> bool:
@@ -308,31 +332,6 @@ def without_nul(text: str) -> str:
 def _state_of(exc: sa.exc.DBAPIError) -> str | None:
     """The SQLSTATE; None: the driver itself raised it, such as for a lost connection."""
     return getattr(exc.orig, "sqlstate", None)
-
-
-def _hosts(url: sa.URL) -> Hosts:
-    return Hosts(url, "SELECT current_setting('transaction_read_only') = 'off'")
-
-
-def _replication(connection: sa.Connection) -> list[Finding]:
-    """Return whether a standby has what was answered."""
-    standbys, commit = connection.exec_driver_sql(
-        "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit')"
-    ).one()
-    return [
-        Finding(
-            setting="synchronous_standby_names",
-            value=standbys or "empty",
-            must="name standbys: without them a standby may lack what was answered",
-            ok=bool(standbys),
-        ),
-        Finding(
-            setting="synchronous_commit",
-            value=commit,
-            must="be on or remote_apply",
-            ok=commit in ("on", "remote_apply"),
-        ),
-    ]
 
 
 def _engine(url: sa.URL, hosts: Hosts, pool_size: int, patient: bool, **options: Any) -> sa.Engine:

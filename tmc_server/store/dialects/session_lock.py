@@ -8,28 +8,28 @@ from contextlib import suppress
 import sqlalchemy as sa
 
 from tmc_server.store.dialects.contract import DatabaseTaken
+from tmc_server.store.dialects.hosts import Hosts
 
 
 class SessionLock:
     """See contract.ExclusiveLock: it is held on a connection of its own, and ends with that.
 
     take: takes the lock, waiting for a while; returns False if another session keeps it.  is_free: looks.
-    counts: a query for whether a lock of this server counts, since one on a former primary keeps nobody away.
     """
 
     def __init__(
         self,
         url: sa.URL,
+        hosts: Hosts,
         engine: sa.Engine,
         take: Callable[[sa.Connection], bool],
         is_free: Callable[[sa.Connection], bool],
-        counts: str,
     ) -> None:
         self._where = url.render_as_string(hide_password=True)
+        self._hosts = hosts
         self._engine = engine
         self._take = take
         self._is_free = is_free
-        self._counts = counts
         self._held: sa.Connection | None = None
 
     def hold(self) -> None:
@@ -65,7 +65,8 @@ class SessionLock:
     def _still_holds(self) -> bool:
         assert self._held is not None
         with suppress(sa.exc.DBAPIError):
-            if self._held.exec_driver_sql(self._counts).scalar_one():
+            self._held.exec_driver_sql("SELECT 1")
+            if self._hosts.leads(self._held):  # a lock on a former primary keeps nobody away
                 return True
         self.let_go()
         return False

@@ -22,6 +22,7 @@ from tmc_server.store.dialects.contract import (
     Refusal,
     insert_all_or_none,
 )
+from tmc_server.store.dialects.hosts import Hosts
 
 # Our own writers take turns: who locks the file is somebody else.
 _AWAY = (
@@ -43,7 +44,10 @@ class SQLite:
     clock = None
     port = 0
 
-    def engines(self, url: sa.URL, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
+    def hosts(self, url: sa.URL) -> Hosts:
+        return Hosts(url, "SELECT 1")
+
+    def engines(self, url: sa.URL, hosts: Hosts, pool_size: int, patient: bool) -> tuple[sa.Engine, sa.Engine]:
         arguments = {"timeout": 5.0, "check_same_thread": False}
         engine = sa.create_engine(
             url, pool_size=pool_size, max_overflow=8, poolclass=sa.pool.QueuePool, connect_args=arguments
@@ -68,7 +72,7 @@ class SQLite:
     def snapshot(self, connection: sa.Connection) -> Iterator[None]:
         yield  # one deferred transaction: everything is as at its first read
 
-    def exclusive_lock(self, url: sa.URL, engine: sa.Engine) -> FileLock:
+    def exclusive_lock(self, url: sa.URL, hosts: Hosts, engine: sa.Engine) -> FileLock:
         return FileLock(url)
 
     @contextmanager
@@ -90,6 +94,9 @@ class SQLite:
             Finding(setting="journal_mode", value=journal, must="be wal", ok=journal == "wal"),
             Finding(setting="synchronous", value=synchronous, must="be 2 (FULL)", ok=synchronous in ("2", "3")),
         ]
+
+    def replication(self, connection: sa.Connection) -> list[Finding]:
+        return []
 
     def hold_for_move(self, connection: sa.Connection) -> bool:
         return True  # the lock of the file keeps everybody away
