@@ -19,10 +19,10 @@ RUN python -m venv /opt/tmc && SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION /opt/tmc/
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends libmariadb3 && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --create-home tmc
+    && useradd --system --uid 10001 --user-group --create-home tmc
 COPY --from=build /opt/tmc /opt/tmc
 ENV PATH=/opt/tmc/bin:$PATH TMC_LOG__FORMAT=json
-USER tmc
+USER 10001
 EXPOSE 50051 9464
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=4s --start-period=20s CMD ["tmc", "health", "127.0.0.1:50051"]
