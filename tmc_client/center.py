@@ -69,17 +69,17 @@ class Center:
         sender: Callable[[Connection], Sender] = Sender,
     ) -> None:
         """hold: on the server inside this process that listens on `address`.  serves_checks: see `checks`."""
-        self.connection = Connection(address, identity, tls, insecure=insecure, proxy=proxy)
+        self.connection: Connection = Connection(address, identity, tls, insecure=insecure, proxy=proxy)
         self._hold = hold
         self._serves_checks = serves_checks
         self._checks: list[Checks] = []
-        self.sender = sender(self.connection)
-        self.producer = Producer(self.sender)
-        self.timeout = duration("timeout", timeout)
+        self.sender: Sender = sender(self.connection)
+        self.producer: Producer = Producer(self.sender)
+        self.timeout: timedelta = duration("timeout", timeout)
         self._running = RunningServers()
         self._outcomes: dict[str, Outcome] = {}
         self._settler: Any = None
-        self.answered = Answered()
+        self.answered: Answered = Answered()
         self._settler_lock = threading.Lock()
         watch_forks(self)
 

@@ -12,7 +12,7 @@ from sqlalchemy.schema import CreateColumn
 
 from tmc_client import errors
 
-metadata = sa.MetaData()
+metadata: sa.MetaData = sa.MetaData()
 
 FAMILY = ("mysql", "mariadb")
 _EXACT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
@@ -24,7 +24,7 @@ def _text(length: int) -> sa.types.TypeEngine[str]:
 
 
 # One row per message; the primary key is what a check's rollback marker will collide with.
-ledger = sa.Table(
+ledger: sa.Table = sa.Table(
     "tmc_ledger",
     metadata,
     sa.Column("message_id", _text(64), primary_key=True),
@@ -37,7 +37,7 @@ ledger = sa.Table(
     sa.Index("tmc_ledger_unsettled", "settled_ms", "message_id"),
 )
 
-ledger_info = sa.Table(
+ledger_info: sa.Table = sa.Table(
     "tmc_ledger_info",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
@@ -47,7 +47,7 @@ ledger_info = sa.Table(
 )
 
 # One row per message and subscriber, written in the transaction of the effect: a second copy finds it and does nothing.
-inbox = sa.Table(
+inbox: sa.Table = sa.Table(
     "tmc_inbox",
     metadata,
     sa.Column("subscriber", _text(160), primary_key=True),
@@ -55,7 +55,7 @@ inbox = sa.Table(
     sa.Column("received_ms", sa.BigInteger, nullable=False),
 )
 
-inbox_horizon = sa.Table(
+inbox_horizon: sa.Table = sa.Table(
     "tmc_inbox_horizon",
     metadata,
     sa.Column("subscriber", _text(160), primary_key=True),
@@ -64,7 +64,7 @@ inbox_horizon = sa.Table(
 )
 
 # The last message of each order key that had its effect. Written beside the inbox row, for copies that have a sequence.
-inbox_order = sa.Table(
+inbox_order: sa.Table = sa.Table(
     "tmc_inbox_order",
     metadata,
     # A hash of the next three: databases may compare text without regard to case and accents.
@@ -77,7 +77,7 @@ inbox_order = sa.Table(
 )
 
 # One row per message to send, written in the business transaction.
-outbox = sa.Table(
+outbox: sa.Table = sa.Table(
     "tmc_outbox",
     metadata,
     sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
@@ -108,7 +108,7 @@ outbox = sa.Table(
 )
 
 # One row: which relay works, and until when it may, milliseconds since the epoch by the database's clock.
-outbox_relay = sa.Table(
+outbox_relay: sa.Table = sa.Table(
     "tmc_outbox_relay",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),

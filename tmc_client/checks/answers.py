@@ -49,7 +49,7 @@ class Checks:
     ) -> None:
         self.connection = connection
         self.running = running
-        self.token = CheckToken(connection)
+        self.token: CheckToken = CheckToken(connection)
         self._outcomes = outcomes
         self._ledgers: Ledgers | None = None
         self._has_said = False

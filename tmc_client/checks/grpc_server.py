@@ -159,9 +159,9 @@ class ChecksServer:
             raise errors.InvalidRequest(
                 f"Cannot listen on {address}: give checks.serve() another address, or stop what uses it."
             ) from exc
-        self.address = str(HostPort(place.host, self.port))
+        self.address: str = str(HostPort(place.host, self.port))
         self._agent, self._service, self._tag, self._agent_token = agent, service, tag, agent_token
-        self.advertised = advertise or self.address
+        self.advertised: str = advertise or self.address
         if not advertise and place.is_unspecified:
             raise ValueError("this address means nothing to the center: say advertise='HOST:PORT' that it can reach")
         self._checks = checks

@@ -179,8 +179,8 @@ class Connection:
 
         proxy: see `proxy_options`. Raises InvalidRequest: it is none.
         """
-        self.address = _without_secrets(address)  # as it may be shown
-        self.identity = identity
+        self.address: str = _without_secrets(address)  # as it may be shown
+        self.identity: Identity = identity
         self._consul = _in_consul(address)
         self._watch: Any = None
         self._addresses = [] if self._consul else addresses_of(address)

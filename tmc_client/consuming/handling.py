@@ -55,7 +55,7 @@ class Handling:
         self._listeners = listeners
         self._concurrency = concurrency
         self._on_broken = on_broken
-        self.keeper = Keeper(answers, monotonic, watch=self.give_up_overdue)
+        self.keeper: Keeper = Keeper(answers, monotonic, watch=self.give_up_overdue)
         self._runs = Runs(self.keeper.begin, self.keeper.end, monotonic)
         self._workers: Workers | None = None
         self._turns = Turns(concurrency)
@@ -64,8 +64,8 @@ class Handling:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self.broken = ""
-        self.arrived = 0
+        self.broken: str = ""
+        self.arrived: int = 0
 
     @property
     def hanging(self) -> int:

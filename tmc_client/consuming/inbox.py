@@ -68,7 +68,7 @@ class SqlInbox:
         self._connect = connect
         self._compares_exactly = False  # seen once, of whatever database
         self.stays_in_thread = stays_in_thread
-        self.is_async = is_of_asyncio(connect)
+        self.is_async: bool = is_of_asyncio(connect)
 
     def check(self) -> None:
         """Raises InvalidRequest: no transaction of a handler is possible, or a table is missing or of an older version.

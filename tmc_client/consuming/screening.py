@@ -68,7 +68,7 @@ class Screen:
         self._calls = calls
         self._on_message = on_message
         self._monotonic = monotonic
-        self.forged = 0
+        self.forged: int = 0
         self._subscriptions: Mapping[str, _Subscription] = {}
         self._verifies = False
         self._asked, self._reported = monotonic(), float("-inf")

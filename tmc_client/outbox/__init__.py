@@ -112,7 +112,7 @@ class Outbox:
         body_bytes: int = fields.BODY_BYTES,
     ) -> None:
         """Raises InvalidRequest if `engine` is not a blocking one."""
-        self.store = OutboxStore(engine_of(engine, "tmc.Outbox()", pooled=True))
+        self.store: OutboxStore = OutboxStore(engine_of(engine, "tmc.Outbox()", pooled=True))
         self._owns_engine = self.store.engine is not engine
         if isinstance(target, str):
             target = _target_at(target)

@@ -68,8 +68,8 @@ class Relay:
         self._limits = limits
         self._lease_ms = _ms(lease)
         self._on_given_up = on_given_up
-        self.name = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self.counts = RelayCounts()
+        self.name: str = f"{socket.gethostname()[:20]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.counts: RelayCounts = RelayCounts()
         self._failures = 0
         self._holds = False
         self._woken = threading.Event()

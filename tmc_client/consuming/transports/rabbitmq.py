@@ -151,9 +151,9 @@ class _Reader:
     def __init__(self, transport: RabbitTransport, queue: str) -> None:
         self._transport = transport
         self.queue = queue
-        self.generation = 0
-        self.reads = False
-        self.last_ack = 0.0  # monotonic seconds
+        self.generation: int = 0
+        self.reads: bool = False
+        self.last_ack: float = 0.0  # monotonic seconds
         self._failures = 0
         self._complaint = ""
         self._lock = threading.Lock()
