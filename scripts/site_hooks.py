@@ -1,4 +1,4 @@
-"""What mkdocs needs to make a site of files that are also read in a checkout: pages from outside docs/, links, and the API.
+"""Hooks with which mkdocs makes a site of files that are also read in a checkout: further pages, links, and the API.
 
 A link to a file that has no page, such as a test, is left as its text.
 """

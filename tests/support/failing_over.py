@@ -20,7 +20,7 @@ _BETWEEN = 100  # messages
 
 @dataclass(kw_only=True)
 class Failovers:
-    """What was seen. away_s: by kill, from the promotion until a call was answered that began after the kill."""
+    """The observations of one run. away_s: by kill, from the promotion until a call was answered that began after the kill."""
 
     away_s: list[float] = field(default_factory=list)
     answered: int = 0

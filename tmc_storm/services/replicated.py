@@ -6,7 +6,8 @@ The roles are changed as docs/failover.md tells an operator to. What was the pri
 from __future__ import annotations
 
 import subprocess
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 from tmc_storm.eventually import eventually
 from tmc_storm.services.mariadb import MariaDB
@@ -17,32 +18,45 @@ _USER = "tmc"
 _SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
 
 
-class Replicated(Protocol):
+class Replicated(ABC):
     """A primary and its replica, both on HOSTS and one port."""
 
-    @property
-    def primary(self) -> MariaDB | PostgreSQL: ...
-    @property
-    def replica(self) -> MariaDB | PostgreSQL: ...
+    primary: Any
+    replica: Any
 
+    @abstractmethod
     def url(self, database: str) -> str:
         """Return its address, with both hosts."""
 
-    def kill_primary(self) -> None: ...
-
+    @abstractmethod
     def demote(self) -> None:
         """Let the primary take no writes any more; it stays up."""
 
+    @abstractmethod
     def fall_behind(self) -> None:
         """Let the replica receive nothing more, and the primary not wait for it."""
 
+    @abstractmethod
     def promote(self) -> None:
         """Let the replica take writes, after everything it has received."""
 
-    def rebuild(self) -> None:
-        """Make a new replica where the killed primary was, and wait until it is synchronous."""
+    @abstractmethod
+    def _replicate(self, host: str) -> Any:
+        """Make a replica of the primary, and wait until it is synchronous."""
 
-    def stop(self) -> None: ...
+    def kill_primary(self) -> None:
+        self.primary.kill()
+
+    def rebuild(self) -> None:
+        """Make a new replica where the killed primary was."""
+        host = self.primary.host
+        self.primary.stop()
+        self.primary = self.replica
+        self.replica = self._replicate(host)
+
+    def stop(self) -> None:
+        self.replica.stop()
+        self.primary.stop()
 
 
 def _with_both_hosts(url: str, host: str) -> str:
@@ -56,14 +70,14 @@ def _add_user(server: MariaDB) -> None:
     server.run_sql("SET sql_log_bin = 0", f"CREATE USER {user}", f"GRANT {rights} ON *.* TO {user}")
 
 
-class ReplicatedMariaDB:
+class ReplicatedMariaDB(Replicated):
     """See Replicated. Semi-synchronous, by global transaction ids."""
 
     def __init__(self) -> None:
         self.primary = MariaDB(64, self._options(1), host=HOSTS[0])
         _add_user(self.primary)
         self._copies = 1
-        self.replica = self._replica(HOSTS[1])
+        self.replica = self._replicate(HOSTS[1])
 
     def _options(self, number: int) -> tuple[str, ...]:
         return (
@@ -78,7 +92,7 @@ class ReplicatedMariaDB:
             "--rpl-semi-sync-master-timeout=3600000",  # it would not wait any more after ten seconds
         )
 
-    def _replica(self, host: str) -> MariaDB:
+    def _replicate(self, host: str) -> MariaDB:
         self._copies += 1
         made = MariaDB(64, (*self._options(self._copies), "--read-only"), host=host, port=self.primary.port)
         _add_user(made)
@@ -105,9 +119,6 @@ class ReplicatedMariaDB:
     def url(self, database: str) -> str:
         return _with_both_hosts(self.primary.url(database).replace("root@", f"{_USER}@"), self.primary.host)
 
-    def kill_primary(self) -> None:
-        self.primary.kill()
-
     def demote(self) -> None:
         self.primary.run_sql("SET GLOBAL read_only = ON")
 
@@ -125,25 +136,15 @@ class ReplicatedMariaDB:
             "SET GLOBAL read_only = OFF",
         )
 
-    def rebuild(self) -> None:
-        host = self.primary.host
-        self.primary.stop()
-        self.primary = self.replica
-        self.replica = self._replica(host)
 
-    def stop(self) -> None:
-        self.replica.stop()
-        self.primary.stop()
-
-
-class ReplicatedPostgreSQL:
+class ReplicatedPostgreSQL(Replicated):
     """See Replicated. By streaming, with synchronous_standby_names."""
 
     def __init__(self) -> None:
         self.primary = PostgreSQL(64, host=HOSTS[0])
-        self.replica = self._replica(HOSTS[1])
+        self.replica = self._replicate(HOSTS[1])
 
-    def _replica(self, host: str) -> PostgreSQL:
+    def _replicate(self, host: str) -> PostgreSQL:
         made = PostgreSQL(64, host=host, standby_of=self.primary)
         self.primary.run_sql("ALTER SYSTEM SET synchronous_standby_names = 'walreceiver'")
         self.primary.reload()
@@ -151,13 +152,10 @@ class ReplicatedPostgreSQL:
         return made
 
     def _is_synchronous(self) -> bool:
-        return self.primary.run_sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)]
+        return bool(self.primary.run_sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)])
 
     def url(self, database: str) -> str:
         return _with_both_hosts(self.primary.url(database), self.primary.host)
-
-    def kill_primary(self) -> None:
-        self.primary.kill()
 
     def demote(self) -> None:
         self.primary.run_sql("ALTER SYSTEM SET default_transaction_read_only = on")
@@ -173,13 +171,3 @@ class ReplicatedPostgreSQL:
 
     def promote(self) -> None:
         self.replica.run_sql("SELECT pg_promote()")
-
-    def rebuild(self) -> None:
-        host = self.primary.host
-        self.primary.stop()
-        self.primary = self.replica
-        self.replica = self._replica(host)
-
-    def stop(self) -> None:
-        self.replica.stop()
-        self.primary.stop()
