@@ -72,6 +72,7 @@ def _age(text: str) -> timedelta:
 
 def _run(box: Outbox, _options: argparse.Namespace) -> None:
     relay = box.relay()
+    say(f"relay {relay.name} sends what is in the outbox, or waits while another relay does; SIGTERM ends it.")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: relay.stop())
     relay.run()

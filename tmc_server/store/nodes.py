@@ -51,6 +51,9 @@ class Lease:
     slot: int
     epoch: int
 
+    def __str__(self) -> str:
+        return str(self.slot)
+
     @property
     def incarnation(self) -> int:
         return self.epoch * SLOTS + self.slot
