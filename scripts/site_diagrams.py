@@ -31,9 +31,16 @@ _STATES: Mapping[str, Point] = {
     "CANCELLED": (610, 210),
 }
 """The middle of each state."""
-_STYLE = (
-    "text{font:13px sans-serif;fill:currentColor}path,line,rect{stroke:currentColor;fill:none;stroke-width:1.3}"
-    ".head{fill:currentColor}.box{fill:var(--md-default-bg-color,#fff)}.late{stroke-dasharray:5 4}.soft{opacity:.35}"
+_STYLE = "".join(
+    f".drawn {rule}"  # nothing else on the page
+    for rule in (
+        "text{font:13px sans-serif;fill:currentColor}",
+        ":is(path,line,rect){stroke:currentColor;fill:none;stroke-width:1.3}",
+        ".head{fill:currentColor}",
+        ".box{fill:var(--md-default-bg-color,#fff)}",
+        ".late{stroke-dasharray:5 4}",
+        ".soft{opacity:.35}",
+    )
 )
 
 
@@ -48,7 +55,7 @@ def drawn(source: str) -> str:
         case _:
             raise ValueError(f"unknown diagram {kind!r}")
     width, height = (math.ceil(each) for each in size)
-    head = f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px;width:100%" role="img" xmlns="http://www.w3.org/2000/svg">'
+    head = f'<svg class="drawn" viewBox="0 0 {width} {height}" style="max-width:{width}px;width:100%" role="img" xmlns="http://www.w3.org/2000/svg">'
     return f"{head}<style>{_STYLE}</style>{''.join(shapes)}</svg>"
 
 

@@ -1,4 +1,4 @@
-"""A service with the SDK that PYTHONPATH leads to: it sends and consumes until its standard input ends, and prints what it saw.
+"""A service with the SDK that PYTHONPATH leads to: it sends and consumes until a line comes, and prints what it saw.
 
 Arguments: the addresses of servers, the keys of orders and coupons, a name for its messages.
 """
@@ -44,7 +44,7 @@ def main(addresses: str, orders_key: str, coupons_key: str, name: str) -> None:
     threads = [threading.Thread(target=produce, args=(number,)) for number in range(_THREADS)]
     for thread in threads:
         thread.start()
-    print("started", flush=True)
+    print(tmc.__file__, flush=True)
     sys.stdin.readline()
     stopping.set()
     for thread in threads:

@@ -22,11 +22,6 @@ MANIFESTS: list[dict[str, Any]] = [
 ]
 
 
-def _of(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [each for each in MANIFESTS if each["kind"] == kind and each["metadata"]["name"] == name]
-    return found
-
-
 def _pods() -> dict[str, dict[str, Any]]:
     """Return pod specifications by the name of what makes them."""
     made_by = [each for each in MANIFESTS if each["kind"] in ("Job", "Deployment")]
@@ -37,7 +32,9 @@ MANIFESTS_OF_PODS = ("tmc-init", "tmc", "tmc-console")
 
 
 def test_every_file_is_used() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {*KUSTOMIZATION["resources"], "kustomization.yaml"}
+    made_from = [KUSTOMIZATION["configMapGenerator"][0]["files"], KUSTOMIZATION["secretGenerator"][0]["envs"]]
+    named = {*KUSTOMIZATION["resources"], *(name for names in made_from for name in names)}
+    assert {path.name for path in FOLDER.iterdir()} == named | {"kustomization.yaml"}
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
@@ -46,10 +43,10 @@ def test_a_manifest_is_valid(manifest: dict[str, Any], version: str) -> None:
     assert kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_servers_load_the_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "tmc.toml"
-    path.write_text(_of("ConfigMap", "tmc")["data"]["tmc.toml"])
-    config = load(str(path), _of("Secret", "tmc")["stringData"])
+def test_servers_load_the_configuration() -> None:
+    lines = (FOLDER / "secrets.env").read_text().splitlines()
+    secrets = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    config = load(str(FOLDER / "tmc.toml"), secrets)
     ports = {each["name"]: each["containerPort"] for each in _pods()["tmc"]["containers"][0]["ports"]}
     assert config.server.listen == f"0.0.0.0:{ports['grpc']}"
     assert config.telemetry.listen == f"0.0.0.0:{ports['metrics']}"

@@ -30,15 +30,15 @@ def examine_hosts(database: Database) -> list[Finding]:
     """Return findings about its hosts, if there are several: their roles, and whether one can take over without a loss."""
     if not database.hosts.has_several:
         return []
+    roles = [_role(database, host) for host in database.hosts.names]
     with database.reading() as connection:
-        found = database.dialect.replication(connection)
-    return [*(_role(database, host) for host in database.hosts.names), *found]
+        return [*roles, *database.dialect.replication(connection)]
 
 
 def _role(database: Database, host: str) -> Finding:
     try:
         with database.dialect.once(database.url.set(host=host)).connect() as connection:
             takes_writes = database.hosts.takes_writes(connection.connection.dbapi_connection)
-    except sa.exc.DBAPIError as exc:
-        return Finding(setting=f"host {host}", value=f"away ({exc.orig})", must="answer", ok=False)
+    except (sa.exc.DBAPIError, database.engine.dialect.loaded_dbapi.Error) as exc:
+        return Finding(setting=f"host {host}", value=f"away ({exc})", must="answer", ok=False)
     return Finding(setting=f"host {host}", value="primary" if takes_writes else "replica", must="answer", ok=True)

@@ -67,7 +67,7 @@ class Held:
         self.change(lambda connection: connection.exec_driver_sql("SELECT 1"))
         if self._connection is None or not self.database.hosts.leads(self._connection):
             self.close()
-            raise StoreUnavailable
+            raise StoreUnavailable(f"{place_of(self.database)} takes no writes any more: repeat the command.")
 
     def close(self) -> None:
         if self._connection is not None:

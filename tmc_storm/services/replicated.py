@@ -145,9 +145,9 @@ class ReplicatedPostgreSQL(Replicated):
         self.replica = self._replicate(HOSTS[1])
 
     def _replicate(self, host: str) -> PostgreSQL:
-        made = PostgreSQL(64, host=host, standby_of=self.primary)
         self.primary.run_sql("ALTER SYSTEM SET synchronous_standby_names = 'walreceiver'")
         self.primary.reload()
+        made = PostgreSQL(64, host=host, standby_of=self.primary)  # the copy has the setting, too
         eventually(self._is_synchronous, seconds=60)
         return made
 
@@ -170,4 +170,6 @@ class ReplicatedPostgreSQL(Replicated):
         eventually(lambda: not self.primary.run_sql("SELECT 1 FROM pg_stat_replication"))
 
     def promote(self) -> None:
+        self.replica.run_sql("ALTER SYSTEM RESET synchronous_standby_names")
+        self.replica.run_sql("SELECT pg_reload_conf()")
         self.replica.run_sql("SELECT pg_promote()")

@@ -240,7 +240,7 @@ class PostgreSQL:
     def replication(self, connection: sa.Connection) -> list[Finding]:
         standbys, commit, following = connection.exec_driver_sql(
             "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'),"
-            " (SELECT count(*) FROM pg_stat_replication)"
+            " (SELECT count(*) FROM pg_stat_replication WHERE COALESCE(sync_state, 'sync') IN ('sync', 'quorum'))"
         ).one()
         without = "without them a standby may lack what was answered"
         return [
@@ -248,9 +248,9 @@ class PostgreSQL:
                 setting="synchronous_standby_names",
                 value=standbys or "empty",
                 must=f"name standbys, since any program that follows the log counts for '*': {without}",
-                ok=standbys not in ("", "*"),
+                ok=bool(standbys) and "*" not in standbys,
             ),
-            Finding(setting="pg_stat_replication", value=f"{following} rows", must="have a standby", ok=following > 0),
+            Finding(setting="synchronous standbys", value=str(following), must="follow", ok=following > 0),
             Finding(
                 setting="synchronous_commit",
                 value=commit,
