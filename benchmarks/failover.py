@@ -21,12 +21,14 @@ def main() -> None:
     parser.add_argument("--database", choices=KINDS, default="mariadb")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--promoted-after", type=float, default=1.0, metavar="S")
+    parser.add_argument("--silently", action="store_true", help="stop the primary's processes instead of killing them")
     options = parser.parse_args()
     database = ReplicatedMariaDB() if options.database == "mariadb" else ReplicatedPostgreSQL()
-    seen = fail_over(database, kills=options.kills, promoted_after_s=options.promoted_after)
+    seen = fail_over(database, kills=options.kills, promoted_after_s=options.promoted_after, silently=options.silently)
     away = sorted(1000 * each for each in seen.away_s)
     result = {
         "database": options.database,
+        "silently": options.silently,
         "kills": len(away),
         "away_ms_p50": round(statistics.median(away)),
         "away_ms_p95": round(away[int(0.95 * (len(away) - 1))]),

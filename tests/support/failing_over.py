@@ -30,10 +30,10 @@ class Failovers:
     failed: list[str] = field(default_factory=list)
 
 
-def fail_over(database: Replicated, *, kills: int, promoted_after_s: float) -> Failovers:
+def fail_over(database: Replicated, *, kills: int, promoted_after_s: float, silently: bool = False) -> Failovers:
     """Two servers; threads that prepare and submit, and repeat what has no answer; a consumer.
 
-    promoted_after_s: how long nobody does anything about the dead primary.
+    promoted_after_s: how long nobody does anything about the dead primary.  silently: it keeps its connections open.
     """
     seen = Failovers()
     with Cluster(servers=2, replicated=database) as cluster:
@@ -71,7 +71,10 @@ def fail_over(database: Replicated, *, kills: int, promoted_after_s: float) -> F
             done = len(answered)
             eventually(lambda done=done: len(answered) > done + _BETWEEN, seconds=60)
             killed = time.monotonic()
-            database.kill_primary()
+            if silently:
+                database.silence_primary()
+            else:
+                database.kill_primary()
             time.sleep(promoted_after_s)  # the outage is the experiment
             database.promote()
             promoted = time.monotonic()

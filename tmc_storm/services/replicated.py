@@ -23,6 +23,7 @@ class Replicated(ABC):
 
     primary: Any
     replica: Any
+    _is_silent = False
 
     @abstractmethod
     def url(self, database: str) -> str:
@@ -47,8 +48,16 @@ class Replicated(ABC):
     def kill_primary(self) -> None:
         self.primary.kill()
 
+    def silence_primary(self) -> None:
+        """Stop its processes, with all connections open, as if its machine were gone."""
+        self.primary.suspend()
+        self._is_silent = True
+
     def rebuild(self) -> None:
-        """Make a new replica where the killed primary was."""
+        """Make a new replica where the primary was."""
+        if self._is_silent:
+            self.primary.resume()
+            self._is_silent = False
         host = self.primary.host
         self.primary.stop()
         self.primary = self.replica
