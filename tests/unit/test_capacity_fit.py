@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.capacity import FITTED, KEPT_BACK, fitted
+from benchmarks.capacity_fit import FITTED, KEPT_BACK, fitted
 
 
 def _costs(coefficients: list[float]) -> list[float]:
