@@ -58,13 +58,13 @@ class Witness:
             newest, self._newest = self._newest, None
         if newest is None:
             return
+        is_lost = False
         try:
-            is_there = self._has(connection, *newest)
-        except BaseException:
-            self._remember(newest)
-            raise
-        if is_there:
-            self._remember(newest)
+            is_lost = not self._has(connection, *newest)
+        finally:
+            if not is_lost:
+                self._remember(newest)
+        if not is_lost:
             return
         METRICS.commits_lost.inc()
         number, shard = newest

@@ -338,11 +338,13 @@ class GroupCommit:
     def _connect(self) -> sa.Connection:
         """Raises StoreUnavailable, StoreConflict."""
         connection = self._writer.database.connect()
+        is_looked_through = False
         try:
             self._witness.look(connection)
-        except BaseException:
-            _discard(connection)
-            raise
+            is_looked_through = True
+        finally:
+            if not is_looked_through:
+                _discard(connection)
         return connection
 
     def _look(self, shard: Shard) -> Database | None:
