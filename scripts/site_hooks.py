@@ -60,7 +60,7 @@ def _title(path: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to pages; show tables of programs as tables."""
+    """Lead links to pages, draw diagrams, and show tables of programs as tables."""
     here = page.file.src_uri
     source = _SOURCES.get(here, f"docs/{here}")
     parts = _FENCE.split(markdown)
