@@ -59,6 +59,19 @@ def test_the_programs_of_the_quickstart_page(programs: tuple[Path, str]) -> None
         log.close()
 
 
+def test_the_program_of_the_outbox_page(tmp_path: Path) -> None:
+    program = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "outbox.md").read_text(), re.S)[1]
+    port = free_port()
+    (tmp_path / "shop.py").write_text(program.replace("50051", str(port)))
+    center = subprocess.Popen([TMC, "dev", "--port", str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, check=True, timeout=60)
+        eventually(lambda: "COMMITTED" in _tmc(f"127.0.0.1:{port}", "list-messages", "order.paid"))
+    finally:
+        center.terminate()
+        center.wait(20)
+
+
 def _tmc(address: str, *arguments: str) -> str:
     command = [TMC, "admin", "--address", address, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
