@@ -2,6 +2,9 @@
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libmariadb-dev pkg-config
 WORKDIR /src
+# Versions and hashes are locked by ./scripts/lock.
+COPY deploy/requirements.txt ./
+RUN python -m venv /opt/tmc && /opt/tmc/bin/pip install --no-cache-dir --require-hashes -r requirements.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE CHANGELOG.md ./
 COPY clients/python clients/python
 COPY protos protos
@@ -15,7 +18,7 @@ COPY tmc_server tmc_server
 COPY tmc_storm tmc_storm
 # The history, from which the version is read, is not in here: docker build --build-arg VERSION=0.1.0 .
 ARG VERSION=0.1.0.dev0
-RUN python -m venv /opt/tmc && SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION /opt/tmc/bin/pip install --no-cache-dir ./clients/python ".[server,console,http,oidc,s3,mysql,postgresql,rabbitmq,consul]"
+RUN SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION /opt/tmc/bin/pip install --no-cache-dir --no-deps ./clients/python .
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends libmariadb3 && rm -rf /var/lib/apt/lists/* \

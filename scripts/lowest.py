@@ -1,6 +1,6 @@
-"""Print the lowest versions that both distributions allow, as constraints for pip: EXTRA[,EXTRA] of the center.
+"""Print the lowest versions that both distributions allow, as constraints for pip: [--ranges] EXTRA[,EXTRA] of the center.
 
-What is a dependency of dependencies alone is left to pip.
+--ranges: what is allowed, instead of the lowest. What is a dependency of dependencies alone is left to pip.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ def requirements(extras: str) -> Iterator[str]:
 
 
 def main() -> None:
+    if sys.argv[1] == "--ranges":
+        print("\n".join(sorted(set(requirements(sys.argv[2])))))
+        return
     lowest: dict[str, tuple[tuple[int, ...], str]] = {}
     for requirement in requirements(sys.argv[1]):
         if not (found := _REQUIREMENT.match(requirement)):
