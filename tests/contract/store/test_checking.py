@@ -1,6 +1,12 @@
-"""The checking duty over every store: times, limits, claims, races with decisions, and the wounds of earlier systems.
+"""The checking duty over every store: times, limits, claims, races with decisions, and the failures of earlier systems.
 
-W1 .. W10 are the field's known failures, listed in docs/reliability.md.
+These were reported in RocketMQ's issues about transaction checks:
+W1: committed twice, by the producer and by its check.  W2: a commit was accepted after a check had answered rollback.
+W3: checks continued after the decision.  W4: the message was discarded at the limit, so a late commit was lost.
+W5: a message that became due at the exact millisecond was never checked.
+W6: the initial delay counted as a check, so a message was discarded without one.
+W7: one bad message stopped the queue.  W8: when the executor was full, checks were rescheduled forever.
+W10: check times were computed from two clocks.
 """
 
 from __future__ import annotations
