@@ -38,6 +38,10 @@ def storm(
             help="Database of the center. sqlite (default): one server; others: three, two databases, RabbitMQ, Consul."
         ),
     ] = None,
+    replicas: Annotated[
+        bool,
+        typer.Option("--replicas", help="Each database of the center has a replica, and fails over; not for sqlite."),
+    ] = False,
     consul: Annotated[bool, typer.Option(help="Find servers through Consul, not for sqlite.")] = True,
     faults: Annotated[float, typer.Option(min=0, help="Faults per minute; 0: a soak, which shows what grows.")] = 50.0,
     orders: Annotated[float, typer.Option(min=1, help="Messages per second.")] = 40.0,
@@ -97,11 +101,13 @@ def storm(
         fail("--store is of a center of the storm's own: leave it out with --address.")
     if literal and (store in (None, Store.SQLITE) or host is not None):
         fail("--literal needs several nodes of its own: give --store mariadb or postgresql, and no --address.")
+    if replicas and (store in (None, Store.SQLITE) or host is not None):
+        fail("--replicas are of databases of its own: give --store mariadb or postgresql, and no --address.")
     if literal and minutes * 60 <= interval / 2:
         fail("No kill in this time: give --literal more --minutes than --interval.")
     chosen = time.time_ns() % 1_000_000 if seed is None else seed
     options = Options(
-        form=_form(store, consul=consul, brokers=2 if literal else 1),
+        form=_form(store, replicas=replicas, consul=consul, brokers=2 if literal else 1),
         kind=Kind.LITERAL if literal else Kind.SURVEY if survey else Kind.RANDOM,
         seconds=minutes * 60,
         seed=chosen,
@@ -160,10 +166,18 @@ def _host(address: str, *, token: str, authority: str, server_name: str, check_a
     return Host(address=address, token=token, authority=authority, server_name=server_name, check_address=check_address)
 
 
-def _form(store: Store | None, *, consul: bool, brokers: int) -> Form:
+def _form(store: Store | None, *, replicas: bool, consul: bool, brokers: int) -> Form:
     if store is None or store is Store.SQLITE:
         return Form()
-    return Form(store=store, delivery="rabbitmq", servers=3, databases=2, brokers=brokers, consul=consul)
+    return Form(
+        store=store,
+        delivery="rabbitmq",
+        servers=3,
+        databases=2,
+        replicas=replicas,
+        brokers=brokers,
+        consul=consul,
+    )
 
 
 def _earlier(repeat: Path, host: Host | None) -> Options:

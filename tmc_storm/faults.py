@@ -14,11 +14,12 @@ import pika
 import sqlalchemy as sa
 
 from tmc_storm.cast import Cast
+from tmc_storm.moving import shard_moves
 from tmc_storm.plan import Ending, Fault
-from tmc_storm.scene import DatabaseServer, Link, Scene, administrator
-from tmc_storm.services.mariadb import MariaDB
+from tmc_storm.scene import DatabaseServer, Link, Scene, administrator, is_mariadb
 from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitMQ
+from tmc_storm.services.replicated import Replicated
 from tmc_storm.services.skewed import set_clock
 from tmc_storm.shop import books
 
@@ -42,6 +43,8 @@ def faults_of(scene: Scene, cast: Cast) -> list[Fault]:
         part = f"database {number}"
         found += of_machine(database, "database", part, longest_s=3.0, weight=0.5)
         found += _of_database_server(database, part)
+        if isinstance(database, Replicated):
+            found += _of_replicas(database, part)
     if scene.business is not None:
         found += of_machine(scene.business, "business database", "business database", longest_s=9.0, weight=0.5)
     if scene.servers and not scene.databases:
@@ -52,6 +55,8 @@ def faults_of(scene: Scene, cast: Cast) -> list[Fault]:
         found += _of_broker(scene.brokers[0])
     if scene.consul is not None:
         found += of_machine(scene.consul, "Consul", "Consul", longest_s=4.0, weight=0.5)
+    if scene.run_tmc is not None and len(scene.databases) > 1:
+        found += shard_moves(scene.operator, scene.run_tmc)
     return found + list(_of_operators(scene))
 
 
@@ -198,11 +203,41 @@ def _of_database_server(server: DatabaseServer, part: str) -> list[Fault]:
         "rows locked": (_scoped(lambda dice: _rows_locked(server, dice)), 3.0),
         "no connections left": (_scoped(lambda _: _few_connections(server)), 3.0),
     }
-    if isinstance(server, MariaDB):
+    if is_mariadb(server):
         kinds["global read lock"] = (_scoped(lambda _: _all_locked(server)), 2.0)
     return [
         Fault(kind=f"database: {what}", part=part, begin=begin, longest_s=longest_s)
         for what, (begin, longest_s) in kinds.items()
+    ]
+
+
+def _of_replicas(database: Replicated, part: str) -> list[Fault]:
+    """Return what happens to a database with a replica: it fails over, is switched over, or waits for the replica."""
+
+    def over_to_replica() -> None:
+        database.promote()
+        database.rebuild()
+
+    def failed(_: random.Random) -> Ending:
+        database.kill()
+        return over_to_replica
+
+    def switched(_: random.Random) -> Ending:
+        database.demote()
+        return over_to_replica
+
+    def replica_suspended(_: random.Random) -> Ending:
+        replica: Machine = database.replica
+        replica.suspend()
+        return replica.resume
+
+    def fault(what: str, begin: Callable[[random.Random], Ending], longest_s: float) -> Fault:
+        return Fault(kind=f"database: {what}", part=part, begin=begin, longest_s=longest_s, heals_s=4.0, weight=0.4)
+
+    return [
+        fault("failed over", failed, 3.0),
+        fault("switched over", switched, 1.0),
+        fault("replica suspended", replica_suspended, 3.0),
     ]
 
 
@@ -237,7 +272,7 @@ def _kill_on(connection: sa.Connection) -> None:
 
 @contextlib.contextmanager
 def _read_only(server: DatabaseServer) -> Iterator[None]:
-    if isinstance(server, MariaDB):
+    if is_mariadb(server):
         on, off = ["SET GLOBAL read_only = 1"], ["SET GLOBAL read_only = 0"]
     else:
         on = ["ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"]
@@ -256,7 +291,7 @@ def _read_only(server: DatabaseServer) -> Iterator[None]:
 @contextlib.contextmanager
 def _few_connections(server: DatabaseServer) -> Iterator[None]:
     with administrator(server) as connection:  # one for all of it: there would be no other
-        if isinstance(server, MariaDB):
+        if is_mariadb(server):
             usual = connection.exec_driver_sql("SELECT @@max_connections").scalar_one()
             on, off = "SET GLOBAL max_connections = 10", f"SET GLOBAL max_connections = {usual}"
         else:
@@ -279,7 +314,7 @@ def _run(server: DatabaseServer, statements: list[str]) -> None:
 def _table_locked(server: DatabaseServer, dice: random.Random) -> Iterator[None]:
     with administrator(server, "tmc") as connection:
         table = _table(connection, dice)
-        if isinstance(server, MariaDB):
+        if is_mariadb(server):
             connection.exec_driver_sql(f"LOCK TABLES {table} WRITE")
         else:
             connection.exec_driver_sql("BEGIN")

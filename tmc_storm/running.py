@@ -68,7 +68,8 @@ class Options:
         """Return what takes part, in words."""
         form = self.form
         center = (
-            f"{form.servers} server(s), {form.databases} database(s) ({form.store}), delivery {form.delivery}"
+            f"{form.servers} server(s), {form.databases} database(s) ({form.store}{', replicas' * form.replicas}), "
+            f"delivery {form.delivery}"
             f"{', Consul' * form.consul}"
             if self.host is None
             else f"the center at {self.host.address}"

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tmc_storm.moving import Run
 from tmc_storm.operator import Operator
 from tmc_storm.services.consul import Consul
 from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitMQ
+from tmc_storm.services.replicated import Replicated, ReplicatedMariaDB
 from tmc_storm.tcp_proxy import TcpProxy
 
-DatabaseServer = MariaDB | PostgreSQL
+DatabaseServer = MariaDB | PostgreSQL | Replicated
 _LOCK_S = 10  # how long an administrator waits for a lock
 
 
@@ -49,7 +51,7 @@ class Scene(ABC):
 
     operator: of the center, whose calls pass no proxy.  links: connections with a proxy.  business: the server of the services'
     databases; None, they are SQLite files.  has_checks: the center can ask producers about undecided messages.
-    authority, server_name: for TLS to the center; empty, none.
+    authority, server_name: for TLS to the center; empty, none.  run_tmc: None, its configuration is not ours.
     """
 
     operator: Operator
@@ -63,6 +65,7 @@ class Scene(ABC):
         self.brokers: list[RabbitMQ] = []
         self.consul: Consul | None = None
         self.has_checks = True
+        self.run_tmc: Run | None = None
         self.authority = self.server_name = ""
         self._open = contextlib.ExitStack()
 
@@ -84,9 +87,9 @@ class Scene(ABC):
         """Return the file by which this server's clock goes; see `skewed`."""
         return self.folder / f"{server.replace(' ', '-')}.clock"
 
-    def link(self, source: str, target: str, host: str, port: int) -> TcpProxy:
-        """Put a proxy into a connection."""
-        proxy = TcpProxy(host, port)
+    def link(self, source: str, target: str, host: str, port: int, *, port_of: TcpProxy | None = None) -> TcpProxy:
+        """Put a proxy into a connection. port_of: listen on the port of that one, at the target's own address."""
+        proxy = TcpProxy(host, port) if port_of is None else TcpProxy(host, port, host=host, port=port_of.port)
         self._open.callback(proxy.close)
         self.links.append(Link(source=source, target=target, proxy=proxy))
         return proxy
@@ -99,10 +102,16 @@ class Scene(ABC):
 @contextlib.contextmanager
 def administrator(server: DatabaseServer, database: str = "") -> Iterator[sa.Connection]:
     """Connect as the one who may do everything, past the proxies; each statement is its own transaction."""
-    name = database or ("mysql" if isinstance(server, MariaDB) else "postgres")
-    engine = sa.create_engine(server.url(name), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    machine = server.primary if isinstance(server, Replicated) else server
+    name = database or ("mysql" if is_mariadb(server) else "postgres")
+    engine = sa.create_engine(machine.url(name), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with engine.connect() as connection:
         connection.exec_driver_sql(
-            f"SET lock_wait_timeout = {_LOCK_S}" if isinstance(server, MariaDB) else f"SET lock_timeout = '{_LOCK_S}s'"
+            f"SET lock_wait_timeout = {_LOCK_S}" if is_mariadb(server) else f"SET lock_timeout = '{_LOCK_S}s'"
         )
         yield connection
+
+
+def is_mariadb(server: DatabaseServer) -> bool:
+    """Return whether it is MariaDB; otherwise it is PostgreSQL."""
+    return isinstance(server, MariaDB | ReplicatedMariaDB)

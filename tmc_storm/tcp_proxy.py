@@ -45,12 +45,12 @@ class _Pair:
 
 
 class TcpProxy:
-    """Listens on 127.0.0.1:port and passes everything on to the target.
+    """Listens on a port of this machine, 127.0.0.1 by default, and passes everything on to the target.
 
     accepted: connections taken so far; passed_bytes: towards the target so far. Faults: see the methods.
     """
 
-    def __init__(self, target_host: str, target_port: int) -> None:
+    def __init__(self, target_host: str, target_port: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._target = (target_host, target_port)
         self._condition = threading.Condition()
         self._mode = _Mode.OPEN
@@ -59,7 +59,8 @@ class TcpProxy:
         self._pairs: set[_Pair] = set()
         self.accepted = 0
         self.passed_bytes = 0
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener = socket.create_server((host, port), backlog=256)
+        self._host = host
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name=f"proxy-{self.port}", daemon=True).start()
 
@@ -74,7 +75,7 @@ class TcpProxy:
     @property
     def address(self) -> str:
         """host:port of this proxy."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self._host}:{self.port}"
 
     @property
     def open_connections(self) -> int:

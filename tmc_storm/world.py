@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from tmc_storm.operator import Operator
-from tmc_storm.scene import DatabaseServer, Scene, administrator
+from tmc_storm.scene import DatabaseServer, Scene, administrator, is_mariadb
 from tmc_storm.services import consul, mariadb, postgresql
 from tmc_storm.services.consul import Consul
 from tmc_storm.services.mariadb import MariaDB
@@ -25,6 +25,7 @@ from tmc_storm.services.ports import free_port
 from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitCluster, RabbitMQ
+from tmc_storm.services.replicated import HOSTS, Replicated, ReplicatedMariaDB, ReplicatedPostgreSQL
 from tmc_storm.services.skewed import set_clock
 
 
@@ -46,12 +47,16 @@ _SKEWED = [sys.executable, "-m", "tmc_storm.services.skewed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The form of a world. brokers: nodes of one RabbitMQ cluster.  consul: servers register there and consumers find them."""
+    """The form of a world. replicas: each of the center's databases has one.  brokers: nodes of one RabbitMQ cluster.
+
+    consul: servers register there and consumers find them.
+    """
 
     store: Store = Store.SQLITE
     delivery: Delivery = "builtin"
     servers: int = 1
     databases: int = 1
+    replicas: bool = False
     brokers: int = 1
     consul: bool = False
 
@@ -60,6 +65,8 @@ class Form:
         several = self.servers > 1 or self.databases > 1
         if self.store is Store.SQLITE and several:
             raise ValueError("a SQLite file has one server: choose another store for several")
+        if self.store is Store.SQLITE and self.replicas:
+            raise ValueError("a SQLite file has no replica: choose another store")
         if self.delivery == "builtin" and self.servers > 1:
             raise ValueError("the built-in delivery is for one server: several need rabbitmq")
 
@@ -93,7 +100,7 @@ class World(Scene):
     def _start(self, instances: Mapping[str, list[str]]) -> None:
         form = self.form
         if form.store is not Store.SQLITE:
-            self.databases = [self._database("tmc") for _ in range(form.databases)]
+            self.databases = [self._of_center() for _ in range(form.databases)]
             self.business = self._database("orders", "stock", "mail")
             self._business_link = self.link("shop", "business database", "127.0.0.1", self.business.port)
         self._start_brokers()
@@ -103,6 +110,7 @@ class World(Scene):
         self._ports = [free_port() for _ in range(form.servers)]
         self._doors = [self.link("client", f"server {i}", "127.0.0.1", port) for i, port in enumerate(self._ports)]
         self.servers = [self._server(number, instances) for number in range(form.servers)]
+        self.run_tmc = self._run_tmc
         token = self._init()
         self.operator = Operator("ipv4:" + ",".join(f"127.0.0.1:{port}" for port in self._ports), token)
         self._open.callback(self.operator.close)
@@ -111,22 +119,39 @@ class World(Scene):
             self._open.callback(server.stop)
         self.operator.call("GetOverview", seconds=120)
 
+    def _of_center(self) -> DatabaseServer:
+        if not self.form.replicas:
+            return self._database("tmc")
+        if self.form.store is Store.MARIADB:
+            pair: Replicated = ReplicatedMariaDB(_USER, _PASSWORD)
+        else:
+            pair = ReplicatedPostgreSQL()
+        self._open.callback(pair.stop)
+        pair.create("tmc")
+        if self.form.store is Store.POSTGRESQL:
+            self._give(pair, "tmc")
+        return pair
+
     def _database(self, *names: str) -> DatabaseServer:
         made: DatabaseServer = MariaDB(pool_mb=64) if self.form.store is Store.MARIADB else PostgreSQL(pool_mb=64)
         self._open.callback(made.stop)
-        with administrator(made) as connection:
-            if isinstance(made, MariaDB):
+        for name in names:
+            made.create(name)
+        self._give(made, *names)
+        return made
+
+    def _give(self, server: DatabaseServer, *names: str) -> None:
+        """Make the user to whom these databases belong."""
+        with administrator(server) as connection:
+            if is_mariadb(server):
                 connection.exec_driver_sql(f"CREATE USER {_USER} IDENTIFIED BY '{_PASSWORD}'")
             else:
                 connection.exec_driver_sql(f"CREATE ROLE {_USER} LOGIN PASSWORD '{_PASSWORD}'")
-        for name in names:
-            made.create(name)
-            with administrator(made) as connection:
-                if isinstance(made, MariaDB):
+            for name in names:
+                if is_mariadb(server):
                     connection.exec_driver_sql(f"GRANT ALL ON {name}.* TO {_USER}")
                 else:
                     connection.exec_driver_sql(f"ALTER DATABASE {name} OWNER TO {_USER}")
-        return made
 
     def _start_brokers(self) -> None:
         if self.form.delivery == "builtin":
@@ -145,10 +170,8 @@ class World(Scene):
     def _server(self, number: int, instances: Mapping[str, list[str]]) -> Program:
         """Make a server that is not started. All its connections have proxies of their own."""
         form, name = self.form, f"server {number}"
-        urls = [
-            self._url(database, self.link(name, f"database {i}", "127.0.0.1", database.port).port, "tmc")
-            for i, database in enumerate(self.databases)
-        ] or [f"sqlite:///{self.folder}/center.db"]
+        urls = [self._center_url(name, i) for i in range(len(self.databases))]
+        urls = urls or [f"sqlite:///{self.folder}/center.db"]
         settings = {
             "TMC_SERVER__LISTEN": f"127.0.0.1:{self._ports[number]}",
             "TMC_SERVER__LEASE_SECONDS": "3",
@@ -181,29 +204,42 @@ class World(Scene):
         command = [*_SKEWED, str(self.clock_of(name)), "serve", "--config", str(config)]
         return Program(name, command, settings, self.folder / f"server-{number}.log")
 
+    def _run_tmc(self, words: Sequence[str]) -> subprocess.Popen[str]:
+        """Start a command with the configuration of the first server, over the connections that this one has."""
+        return subprocess.Popen(
+            [*_TMC, *words, "--config", str(self.folder / "server-0.toml")],
+            env=self.servers[0].environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def _init(self) -> str:
         """Create the tables, and return the token of the administrator."""
-        made = subprocess.run(
-            [*_TMC, "init", "--config", str(self.folder / "server-0.toml")],
-            env=self.servers[0].environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if made.returncode:
-            raise RuntimeError(f"tmc init: {made.stderr}")
-        return made.stdout.strip()
+        command = self._run_tmc(["init"])
+        token, errors = command.communicate()
+        if command.returncode:
+            raise RuntimeError(f"tmc init: {errors}")
+        return token.strip()
 
-    @staticmethod
-    def _url(server: DatabaseServer, port: int, database: str) -> str:
+    def _center_url(self, server: str, number: int) -> str:
+        """Return the URL of a database of the center, with proxies of this server's own."""
+        database, target = self.databases[number], f"database {number}"
+        if not isinstance(database, Replicated):
+            return self._url(self.link(server, target, "127.0.0.1", database.port).port, "tmc")
+        first = self.link(server, f"{target} 0", HOSTS[0], database.port)
+        self.link(server, f"{target} 1", HOSTS[1], database.port, port_of=first)
+        return self._url(first.port, "tmc", ",".join(HOSTS))
+
+    def _url(self, port: int, database: str, hosts: str = "127.0.0.1") -> str:
         """Return the URL by which somebody who is not an administrator reaches this database at this port."""
-        scheme = "mariadb+mysqldb" if isinstance(server, MariaDB) else "postgresql+psycopg"
-        return f"{scheme}://{_USER}:{_PASSWORD}@127.0.0.1:{port}/{database}"
+        scheme = "mariadb+mysqldb" if self.form.store is Store.MARIADB else "postgresql+psycopg"
+        return f"{scheme}://{_USER}:{_PASSWORD}@{hosts}:{port}/{database}"
 
     def business_url(self, name: str, *, direct: bool = False) -> str:
         if self.business is None:
             return super().business_url(name, direct=direct)
-        return self._url(self.business, self.business.port if direct else self._business_link.port, name)
+        return self._url(self.business.port if direct else self._business_link.port, name)
 
     @property
     def addresses(self) -> str:

@@ -28,13 +28,15 @@ def _storm(report: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-_SERVERS = [("mariadb", 0.8), ("postgresql", 0.8)]
+_SERVERS = [(["--store", "mariadb"], 0.8), (["--store", "postgresql", "--replicas"], 0.8)]
 
 
-@pytest.mark.parametrize(("store", "minutes"), [("sqlite", 0.4), *in_turn("storm", _SERVERS)])
-def test_after_a_storm_the_books_agree(store: str, minutes: float, tmp_path: Path, note: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(("center", "minutes"), [(["--store", "sqlite"], 0.4), *in_turn("storm", _SERVERS)])
+def test_after_a_storm_the_books_agree(
+    center: list[str], minutes: float, tmp_path: Path, note: Callable[[str], None]
+) -> None:
     seed = os.environ.get("STORM_SEED", str(time.time_ns() % 1_000_000))
-    done = _storm(tmp_path / "storm", "--store", store, "--minutes", str(10 if LONG else minutes), "--seed", seed)
+    done = _storm(tmp_path / "storm", *center, "--minutes", str(10 if LONG else minutes), "--seed", seed)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     report = json.loads((tmp_path / "storm" / "report.json").read_text())
     assert report["clean"]
@@ -42,7 +44,7 @@ def test_after_a_storm_the_books_agree(store: str, minutes: float, tmp_path: Pat
     assert len(report["kinds"]) >= 5
     assert report["effects"] > report["orders"] >= 100
     assert "clean" in (tmp_path / "storm" / "report.html").read_text()
-    note(f"storm over {store}, seed {seed}: {done.stderr.splitlines()[-1]}")
+    note(f"storm over {center[1]}, seed {seed}: {done.stderr.splitlines()[-1]}")
 
 
 def test_the_literal_form_kills_nodes_by_the_number(tmp_path: Path, note: Callable[[str], None]) -> None:
@@ -108,6 +110,7 @@ def test_it_visits_a_center_that_runs_already_and_leaves(tmp_path: Path) -> None
         (["--minimize"], "--minimize needs --repeat REPORT.JSON"),
         (["--literal"], "--literal needs several nodes"),
         (["--literal", "--survey"], "two kinds of storms"),
+        (["--replicas"], "--replicas are of databases of its own"),
         (["--check-address", "127.0.0.1:1"], "goes with --address"),
         (["--address", "center.example:50051"], "would travel in the clear"),
         (["--address", "127.0.0.1:1"], "No center that lets us in answers at 127.0.0.1:1"),

@@ -18,7 +18,7 @@ def test_the_primary_of_postgresql_is_read(spark: SparkSession) -> None:
             query = "SELECT host(inet_server_addr()) AS host, pg_is_in_recovery() AS is_replica"
             (row,) = spark.read.format("jdbc").options(**options, query=query).load().collect()
             assert (row.host, row.is_replica) == (pair.primary.host, False)
-            pair.kill_primary()
+            pair.kill()
             pair.promote()
             pair.rebuild()
     finally:

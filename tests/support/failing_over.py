@@ -74,7 +74,7 @@ def fail_over(database: Replicated, *, kills: int, promoted_after_s: float, sile
             if silently:
                 database.silence_primary()
             else:
-                database.kill_primary()
+                database.kill()
             time.sleep(promoted_after_s)  # the outage is the experiment
             database.promote()
             promoted = time.monotonic()

@@ -14,7 +14,6 @@ from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
-_USER = "tmc"
 _SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
 
 
@@ -45,8 +44,35 @@ class Replicated(ABC):
     def _replicate(self, host: str) -> Any:
         """Make a replica of the primary, and wait until it is synchronous."""
 
-    def kill_primary(self) -> None:
+    @abstractmethod
+    def _rejoin(self) -> None:
+        """Have the primary wait for its replica again, after it was started again."""
+
+    @property
+    def port(self) -> int:
+        """The port of both."""
+        return int(self.primary.port)
+
+    def create(self, database: str) -> None:
+        """Create an empty database where there is none."""
+        self.primary.create(database)
+
+    def kill(self) -> None:
+        """Kill the primary."""
         self.primary.kill()
+
+    def start(self) -> None:
+        """Start the primary again: it is the primary still."""
+        self.primary.start()
+        self._rejoin()
+
+    def suspend(self) -> None:
+        """Stop the primary's processes, with all connections open."""
+        self.primary.suspend()
+
+    def resume(self) -> None:
+        """Let the primary run on after `suspend`."""
+        self.primary.resume()
 
     def silence_primary(self) -> None:
         """Stop its processes, with all connections open, as if its machine were gone."""
@@ -72,19 +98,14 @@ def _with_both_hosts(url: str, host: str) -> str:
     return url.replace(f"@{host}:", f"@{','.join(HOSTS)}:")
 
 
-def _add_user(server: MariaDB) -> None:
-    """One that cannot write where others must not, as root can."""
-    rights = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, REFERENCES, TRIGGER"
-    user = f"{_USER}@'127.0.0.%'"
-    server.run_sql("SET sql_log_bin = 0", f"CREATE USER {user}", f"GRANT {rights} ON *.* TO {user}")
-
-
 class ReplicatedMariaDB(Replicated):
     """See Replicated. Semi-synchronous, by global transaction ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: str = "tmc", password: str = "") -> None:
+        """user: cannot write where others must not, as root can."""
+        self._user, self._password = user, password
         self.primary = MariaDB(64, self._options(1), host=HOSTS[0])
-        _add_user(self.primary)
+        self._add_user(self.primary)
         self._copies = 1
         self.replica = self._replicate(HOSTS[1])
 
@@ -96,15 +117,25 @@ class ReplicatedMariaDB(Replicated):
             "--gtid-strict-mode",
             "--sync-binlog=1",
             "--skip-slave-start",
+            "--log-bin-trust-function-creators",  # for the triggers of a shard that moves
             "--rpl-semi-sync-slave-enabled",
             "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
             "--rpl-semi-sync-master-timeout=3600000",  # it would not wait any more after ten seconds
         )
 
+    def _add_user(self, server: MariaDB) -> None:
+        rights = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, REFERENCES, TRIGGER"
+        user = f"{self._user}@'127.0.0.%'"
+        server.run_sql(
+            "SET sql_log_bin = 0",
+            f"CREATE USER {user} IDENTIFIED BY '{self._password}'",
+            f"GRANT {rights} ON *.* TO {user}",
+        )
+
     def _replicate(self, host: str) -> MariaDB:
         self._copies += 1
         made = MariaDB(64, (*self._options(self._copies), "--read-only"), host=host, port=self.primary.port)
-        _add_user(made)
+        self._add_user(made)
         databases = [each["Database"] for each in self.primary.run_sql("SHOW DATABASES")]
         if own := [each for each in databases if each not in _SYSTEM]:
             at = [f"--host={self.primary.host}", f"--port={self.primary.port}", "--user=root"]
@@ -117,16 +148,20 @@ class ReplicatedMariaDB(Replicated):
             " MASTER_USER = 'root', MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",
             "START SLAVE",
         )
+        self._rejoin()
+        return made
+
+    def _rejoin(self) -> None:
         self.primary.run_sql("SET GLOBAL rpl_semi_sync_master_enabled = ON")
         eventually(self._is_synchronous, seconds=60)
-        return made
 
     def _is_synchronous(self) -> bool:
         (clients,) = self.primary.run_sql("SHOW STATUS LIKE 'Rpl_semi_sync_master_clients'")
         return bool(clients["Value"] == "1")
 
     def url(self, database: str) -> str:
-        return _with_both_hosts(self.primary.url(database).replace("root@", f"{_USER}@"), self.primary.host)
+        user = f"{self._user}:{self._password}@" if self._password else f"{self._user}@"
+        return _with_both_hosts(self.primary.url(database).replace("root@", user), self.primary.host)
 
     def demote(self) -> None:
         self.primary.run_sql("SET GLOBAL read_only = ON")
@@ -156,9 +191,12 @@ class ReplicatedPostgreSQL(Replicated):
     def _replicate(self, host: str) -> PostgreSQL:
         self.primary.run_sql("ALTER SYSTEM SET synchronous_standby_names = 'walreceiver'")
         self.primary.reload()
-        made = PostgreSQL(64, host=host, standby_of=self.primary)  # the copy has the setting, too
-        eventually(self._is_synchronous, seconds=60)
+        made = PostgreSQL(64, host=host, standby_of=self.primary, wal_retrieve_retry_interval="500ms")
+        self._rejoin()  # the copy has the setting, too
         return made
+
+    def _rejoin(self) -> None:
+        eventually(self._is_synchronous, seconds=60)
 
     def _is_synchronous(self) -> bool:
         return bool(self.primary.run_sql("SELECT sync_state FROM pg_stat_replication") == [("sync",)])

@@ -118,7 +118,7 @@ def test_while_no_host_takes_writes_the_database_is_away(pair: Replicated, datab
     with pytest.raises(StoreUnavailable) as away:
         _write(database, 1)
     assert str(away.value.__cause__) == f"None of {', '.join(HOSTS)} takes writes: promote one."
-    pair.kill_primary()
+    pair.kill()
     with pytest.raises(StoreUnavailable):
         _write(database, 1)
     pair.promote()
@@ -168,7 +168,7 @@ def test_the_doctor_says_who_is_what(pair: Replicated, database: Database) -> No
 
 
 def test_an_operator_reads_that_the_hosts_do_not_answer(pair: Replicated) -> None:
-    pair.kill_primary()
+    pair.kill()
     with pytest.raises(CannotStart, match=",".join(map(re.escape, HOSTS))):
         require_databases(Config.model_validate({"store": {"catalog": pair.url("tmc")}}))
 
@@ -180,13 +180,13 @@ def test_what_a_replica_lacks_is_said(pair: Replicated) -> None:
         orders = tmc.connect(cluster.addresses, app="orders", key=cluster.keys["orders"])
         (server,) = cluster.servers
         orders.publish(_TOPIC, b"", key="before")
-        pair.kill_primary()
+        pair.kill()
         pair.promote()
         assert server.terminate() == 0
         server.start()  # also while there is no other host yet
         pair.rebuild()
         orders.publish(_TOPIC, b"", key="between")
-        pair.kill_primary()
+        pair.kill()
         pair.promote()
         pair.rebuild()
         orders.get_message(topic=_TOPIC, key="between")
@@ -194,7 +194,7 @@ def test_what_a_replica_lacks_is_said(pair: Replicated) -> None:
         assert "commits_lost" not in server.log.read_text()
         pair.fall_behind()
         orders.publish(_TOPIC, b"", key="gone")
-        pair.kill_primary()
+        pair.kill()
         pair.promote()
         orders.publish(_TOPIC, b"", key="after")
         orders.get_message(topic=_TOPIC, key="between")
