@@ -18,7 +18,8 @@ from tmc_client import errors
 from tmc_client.checks.running import RunningServers
 from tmc_client.codecs import Topic
 from tmc_client.connecting import wire
-from tmc_client.connecting.connection import Connection, Identity, Tls
+from tmc_client.connecting.choosing import caller_of
+from tmc_client.connecting.connection import Caller, Identity, Tls
 from tmc_client.connecting.sender import Sender
 from tmc_client.extras import needed_by
 from tmc_client.forks import watch_forks
@@ -66,10 +67,10 @@ class Center:
         proxy: str | None = None,
         hold: Hold | None = None,
         serves_checks: bool = False,
-        sender: Callable[[Connection], Sender] = Sender,
+        sender: Callable[[Caller], Sender] = Sender,
     ) -> None:
         """hold: on the server inside this process that listens on `address`.  serves_checks: see `checks`."""
-        self.connection: Connection = Connection(address, identity, tls, insecure=insecure, proxy=proxy)
+        self.connection: Caller = caller_of(address, identity, tls, insecure=insecure, proxy=proxy)
         self._hold = hold
         self._serves_checks = serves_checks
         self._checks: list[Checks] = []
@@ -294,8 +295,9 @@ def connect(
 
     address: host:port, several with commas; or consul://HOST:PORT/SERVICE?tag=TAG (`tmc-client[consul]`); or
     embedded+URL of an SQLite, PostgreSQL, MariaDB or MySQL database: a center inside this process, which starts now
-    (`tmc-center[server]`).
-    app, key: credentials; no key for a center inside this process.  timeout: of every call.
+    (`tmc-center[server]`); or, for producers, amqp+submit://USER:PASSWORD@HOST:PORT/VHOST or kafka+submit://HOST:PORT: a submit
+    queue (`tmc-client[rabbitmq]`, `tmc-client[kafka]`).
+    app, key: credentials; no key for a center inside this process, the submit secret for a submit queue.  timeout: of every call.
     tag: the environment you run in; "" is each topic's default.
     check_address: host:port where this service answers checks, for a center that learns it from producers' calls.
     insecure: without `tls`, allow sending the key in the clear to other machines (also TMC_INSECURE=1).

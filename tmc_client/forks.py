@@ -6,12 +6,12 @@ thread compares process ids first.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
 from typing import Protocol
 
-_ABANDONED: list[object] = []  # channels of a parent process: closing or freeing them in a child would crash it
 _ALIVE: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _LOCK = threading.Lock()
 _LONGEST_WAIT_S = 1.0  # the lock may have been held at the fork
@@ -31,8 +31,12 @@ def watch_forks(owner: ForkAware) -> None:
 
 
 def abandon(*inherited: object) -> None:
-    """Keep, in a forked child, the parent's objects unused; closing or freeing them could disturb the parent."""
-    _ABANDONED.extend(inherited)
+    """Keep, in a forked child, the parent's objects unused; closing or freeing them could disturb the parent.
+
+    They are not freed at the end of the child either, where librdkafka would wait for threads that it does not have.
+    """
+    for each in inherited:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 def notice_fork() -> None:

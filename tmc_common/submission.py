@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from tmc_common.cloud_events import KAFKA_PREFIX
+from tmc_common.headers import PREFIX, to_wire
 from tmc_common.signatures import netstring
 
 QUEUES = "tmc.submit"
@@ -22,6 +23,7 @@ DIRECT_REPLIES = "amq.rabbitmq.reply-to"
 DEAD = "dead"
 """In place of a tag: the queue of what was refused."""
 
+_CONTENT_TYPE = "content-type"
 AMQP_PREFIX = "cloudEvents:"
 PREFIXES = (AMQP_PREFIX, KAFKA_PREFIX, "cloudEvents_", "ce-")
 """Headers that begin so are attributes. The binding for AMQP allows two prefixes, and HTTP's is the usual mistake."""
@@ -31,6 +33,7 @@ SPECVERSION, ID, SOURCE, TYPE, SUBJECT = "specversion", "id", "source", "type", 
 CONTENT_TYPE = "datacontenttype"
 # Extensions, see docs/submit-queues.md.
 OPERATION, LEDGER_ID, ORDER_KEY, DELAY_MS = "tmcop", "tmcledger", "tmcorderkey", "tmcdelay"
+MESSAGE_ID = "tmcmessage"
 CHECK_TARGET, TRANSACTION_MS = "tmctarget", "tmctime"
 CHECK_ADDRESS, CHECK_LEDGER = "tmccheckaddress", "tmccheckledger"
 REPLY_TO, CORRELATION = "tmcreplyto", "tmccorrelation"  # for brokers whose messages have no such properties
@@ -41,6 +44,7 @@ CONTEXT = ("traceparent", "tracestate")
 EXTENSIONS = frozenset(
     {
         OPERATION,
+        MESSAGE_ID,
         LEDGER_ID,
         ORDER_KEY,
         DELAY_MS,
@@ -99,6 +103,19 @@ def signed(
 
 def _flat(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [text for pair in pairs for text in pair]
+
+
+def own_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Rename the message's own headers that a broker, or the reader of the queue, would take for something else.
+
+    >>> own_headers({"shop": "1", "x-trace": "2", "Content-Type": "3", "ce_id": "4"})
+    {'shop': '1', 'tmc-user-x-trace': '2', 'tmc-user-Content-Type': '3', 'tmc-user-ce_id': '4'}
+    """
+    return to_wire({PREFIX + name if _is_read_otherwise(name) else name: text for name, text in headers.items()})
+
+
+def _is_read_otherwise(name: str) -> bool:
+    return name.lower() == _CONTENT_TYPE or any(name.lower().startswith(prefix.lower()) for prefix in PREFIXES)
 
 
 def attribute_of(header: str) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pika
@@ -25,6 +29,7 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(1800 if LONG else 300)]
 _MESSAGES = 20_000 if LONG else 1_500
 _ORDER_KEYS = 7
 _KILLS = 6 if LONG else 3
+_OF_SDK = 2_000 if LONG else 200
 
 
 def _steps(number: int) -> list[Step]:
@@ -43,12 +48,37 @@ def _kind(number: int) -> str:
     return "refused" if number % 50 == 49 else "rolled back" if number % 5 == 4 else "committed"
 
 
+class _Sdk(threading.Thread):
+    """A service with the SDK, which prepares and submits through the same queue meanwhile. wrong: what it did not expect."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        super().__init__(daemon=True)
+        self._center = tmc.connect(address, app="orders", key=secret, timeout=timedelta(seconds=5))
+        self.wrong: list[tmc.TmcError] = []
+
+    def run(self) -> None:
+        try:
+            with self._center:
+                for number in range(_OF_SDK):
+                    attempt = tmc.new_attempt_id()
+                    prepare = partial(self._center.prepare, "order.paid", b"", key=f"sdk-{number}", attempt_id=attempt)
+                    self._repeated(partial(self._center.submit, self._repeated(prepare)))
+        except tmc.TmcError as exc:
+            self.wrong.append(exc)
+
+    def _repeated(self, call: Callable[[], Any]) -> Any:
+        while True:
+            with suppress(tmc.DeadlineExceeded, tmc.Unavailable):
+                return call()
+
+
 class _Rabbit:
     """Publishes over a connection that it makes again; what was not confirmed is published again."""
 
     def __init__(self, cluster: Cluster, secret: str) -> None:
         self._cluster = cluster
         self._secret = secret
+        self.sdk = _Sdk(cluster.broker.url.replace("amqp://", "amqp+submit://"), secret)
         self._door: RabbitDoor | None = None
 
     def publish(self, number: int) -> None:
@@ -85,6 +115,7 @@ class _Kafka:
     def __init__(self, kafka: Kafka, secret: str) -> None:
         self._kafka = kafka
         self._door = KafkaDoor(kafka.bootstrap, "orders", secret)
+        self.sdk = _Sdk(f"kafka+submit://{kafka.bootstrap}/?replies=tmc.reply.orders.tests", secret)
         self._reader: Any = Consumer(
             {"bootstrap.servers": kafka.bootstrap, "group.id": "dead", "auto.offset.reset": "earliest", "log_level": 0}
         )
@@ -168,17 +199,21 @@ def test_each_step_counts_once(broker: tuple[Cluster, _Rabbit | _Kafka], note: C
     def paid(_body: bytes) -> None: ...
 
     with center, consumer:
+        producer.sdk.start()
         for number in range(_MESSAGES):
             producer.publish(number)
             if number % (_MESSAGES // (_KILLS + 1)) == _MESSAGES // (_KILLS + 1) - 1 and number < _MESSAGES * 0.9:
                 next(kills)
         producer.flush()
+        producer.sdk.join()
+        assert producer.sdk.wrong == []
         kinds = [_kind(number) for number in range(_MESSAGES)]
         rolled_back = {f"m{number}" for number, kind in enumerate(kinds) if kind == "rolled back"}
 
         def all_decided() -> bool:
             counts = cluster.messages()
-            is_committed = counts["COMMITTED"] == kinds.count("committed") and counts["ROLLED_BACK"] <= len(rolled_back)
+            is_committed = counts["COMMITTED"] == kinds.count("committed") + _OF_SDK
+            is_committed = is_committed and counts["ROLLED_BACK"] <= len(rolled_back)
             is_all = set(counts) <= {"COMMITTED", "ROLLED_BACK"}
             return is_committed and is_all and cluster.rolled_back() == rolled_back
 

@@ -30,6 +30,7 @@ class AnswersTaken:
     def __init__(self) -> None:
         self.sender = self
         self.identity = SimpleNamespace(app="coupons")
+        self.connection = SimpleNamespace(unary=lambda _path, _response: None)
         self.sent: list[tuple[str, Any]] = []
         self.open: list[Future[Any]] = []
         self.hold = False

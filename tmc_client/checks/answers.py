@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tmc_client.checks.grpc_server import ChecksServer
     from tmc_client.checks.ledgers import Ledgers
     from tmc_client.checks.running import RunningServers
-    from tmc_client.connecting.connection import Connection
+    from tmc_client.connecting.connection import Caller
     from tmc_client.local.engines import Source
 
 log = logging.getLogger("tmc_client.checks")
@@ -42,7 +42,7 @@ class Checks:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Caller,
         engines: Sequence[Source | AsyncEngine],
         outcomes: Mapping[str, Outcome],
         running: RunningServers,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tmc_client.checks.questions import Answer, Question
 from tmc_client.checks.token import CheckToken
-from tmc_client.connecting.connection import Connection
+from tmc_client.connecting.connection import Caller
 from tmc_client.forks import watch_forks
 
 _OF_PARENTS: list[object] = []  # gRPC servers of a parent process: stopping or freeing them in a child would hang it
@@ -45,7 +45,7 @@ class RunningServers:
 class Answering(Protocol):
     """The part of answers.Checks that servers and web applications use."""
 
-    connection: Connection
+    connection: Caller
     running: RunningServers
     token: CheckToken
 

@@ -12,7 +12,7 @@ import grpc
 
 from tmc_client import errors
 from tmc_client.connecting import wire
-from tmc_client.connecting.connection import Connection, announcement
+from tmc_client.connecting.connection import Caller, announcement
 from tmc_client.forks import watch_forks
 from tmc_common.protocol import message_pb2
 
@@ -30,7 +30,7 @@ class CheckToken:
     After a rotation the previous token stays valid for another minute.
     """
 
-    def __init__(self, connection: Connection, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connection: Caller, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._connection = connection
         self._monotonic = monotonic
         self._lock = threading.Lock()

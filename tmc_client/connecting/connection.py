@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -119,6 +119,30 @@ def announcement(check_address: str, ledger_id: bytes) -> tuple[tuple[str, str],
     return (*pairs, ("tmc-check-ledger", ledger_id.hex())) if ledger_id else pairs
 
 
+class Caller(Protocol):
+    """What makes the calls of a Center: a Connection over gRPC, or a submit queue in a broker."""
+
+    address: str
+    identity: Identity
+
+    def announce(self, check_address: str, ledger_id: bytes = b"") -> None:
+        """Send this check address with every call from now on, unless there is one. ledger_id: see Identity.check_ledger.
+
+        "": that which there is.
+        """
+
+    def unary(self, path: str, response_class: Any) -> Callable[..., Any]:
+        """A blocking call of one method, with our metadata: (request, timeout=seconds, metadata=more) -> response.
+
+        Calling it raises grpc.RpcError, or Unavailable when there is nobody to ask. Raises InvalidRequest: only gRPC has it.
+        """
+
+    def stream(self, path: str, response_class: Any, requests: Iterator[Any]) -> Any:
+        """Open a bidirectional stream of one method, with our metadata. Raises InvalidRequest: only gRPC has it."""
+
+    def close(self) -> None: ...
+
+
 def addresses_of(address: str) -> list[str]:
     """host:port, or several with commas. Raises ValueError."""
     parts = [part.strip() for part in address.split(",")]
@@ -127,8 +151,8 @@ def addresses_of(address: str) -> list[str]:
             raise ValueError("port 0")
     except ValueError:
         raise ValueError(
-            f"{_without_secrets(address)!r} is no address of a center: give host:port, several with commas, "
-            "consul://HOST:PORT/SERVICE?tag=TAG, or embedded+sqlite:///FILE"
+            f"{without_secrets(address)!r} is no address of a center: give host:port, several with commas, "
+            "consul://HOST:PORT/SERVICE?tag=TAG, embedded+sqlite:///FILE, or amqp+submit://USER:PASSWORD@BROKER/"
         ) from None
     return list(dict.fromkeys(parts))
 
@@ -179,7 +203,7 @@ class Connection:
 
         proxy: see `proxy_options`. Raises InvalidRequest: it is none.
         """
-        self.address: str = _without_secrets(address)  # as it may be shown
+        self.address: str = without_secrets(address)  # as it may be shown
         self.identity: Identity = identity
         self._consul = _in_consul(address)
         self._watch: Any = None
@@ -208,10 +232,7 @@ class Connection:
         return f"Connection({self.address!r}, app={self.identity.app!r})"
 
     def announce(self, check_address: str, ledger_id: bytes = b"") -> None:
-        """Send this check address with every call from now on, unless there is one. ledger_id: see Identity.check_ledger.
-
-        "": that which there is.
-        """
+        """See Caller."""
         with self._lock:
             first = self.identity.check_address or check_address
             is_new = first != self.identity.check_address or ledger_id != self.identity.check_ledger
@@ -288,10 +309,7 @@ class Connection:
         return found
 
     def unary(self, path: str, response_class: Any) -> Callable[..., Any]:
-        """A blocking call of one method, with our metadata: (request, timeout=seconds, metadata=more) -> response.
-
-        Calling it raises grpc.RpcError, or Unavailable when there is no server to ask.
-        """
+        """See Caller."""
         return partial(self._call, path, response_class)
 
     def _call(
@@ -448,9 +466,10 @@ def _work_with_gevent() -> None:
         gevent.init_gevent()  # again does no harm
 
 
-def _without_secrets(address: str) -> str:
-    """Return the address without Consul's token and without a database's password."""
-    return re.sub(r"([?&]token=)[^&]*", r"\1***", re.sub(r"(://[^/:@]*:)[^@]*@", r"\1***@", address))
+def without_secrets(address: str) -> str:
+    """Return the address without a password, Consul's token, and what else its name says is a secret."""
+    shown = re.sub(r"(://[^/:@]*:)[^@]*@", r"\1***@", address)
+    return re.sub(r"([?&][^=&]*(?:token|password|secret|key)[^=&]*=)[^&]*", r"\1***", shown, flags=re.IGNORECASE)
 
 
 def _in_consul(address: str) -> ConsulAddress | None:

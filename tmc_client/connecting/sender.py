@@ -26,7 +26,7 @@ import grpc
 
 from tmc_client import errors, tracing
 from tmc_client.connecting import wire
-from tmc_client.connecting.connection import Connection
+from tmc_client.connecting.connection import Caller
 from tmc_client.forks import notice_fork, watch_forks
 from tmc_common.protocol import consumption_pb2, message_pb2
 
@@ -140,7 +140,7 @@ def _resolve(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
 class Sender:
     """Thread-safe; a lane's thread starts at its first call, in a forked child as well."""
 
-    def __init__(self, connection: Connection, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connection: Caller, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lanes = {name: _Lane(connection, name, monotonic) for name in ("producer", "consumer")}
         watch_forks(self)
@@ -185,7 +185,7 @@ class Sender:
 class _Lane:
     """One thread with one call in flight at a time."""
 
-    def __init__(self, connection: Connection, name: str, monotonic: Callable[[], float]) -> None:
+    def __init__(self, connection: Caller, name: str, monotonic: Callable[[], float]) -> None:
         self._connection = connection
         self._name = name
         self._monotonic = monotonic

@@ -240,9 +240,10 @@ class Consumer:
         self._listeners.attach(consumer)
 
     def start(self) -> None:
-        """Begin to receive; returns at once. Raises ValueError without listeners."""
+        """Begin to receive; returns at once. Raises ValueError without listeners, InvalidRequest through a submit queue."""
         if not self._listeners:
             raise ValueError("nothing to consume: decorate a function with @consumer.listener(topic) first")
+        self._center.connection.unary(_PLAN, consumption_pb2.DescribeSubscriptionsResponse)  # which has no such call
         notice_fork()
         self._handling.start()
         self._starter = threading.Thread(target=self._begin, name="tmc-consumer", daemon=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from tmc_client.forks import watch_forks
+from tmc_client.forks import abandon, watch_forks
 from tmc_client.outbox.entries import Entry, Failure, Trouble
 from tmc_common.cloud_events import record_headers
 from tmc_common.headers import ORDER_KEY
@@ -67,6 +67,7 @@ class KafkaTarget:
 
     def after_fork(self) -> None:
         """See forks.ForkAware: the producer is the parent's."""
+        abandon(self._producer)
         self._reset()
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:

@@ -14,7 +14,8 @@ from sqlalchemy.util import greenlet_spawn
 
 from tmc_client import errors
 from tmc_client.producing import ledger
-from tmc_client.producing.ledger import answered, settle_statement, unsettled_after
+from tmc_client.producing.ledger import answered, prepared_by, settle_statement, unsettled_after
+from tmc_client.producing.producer import Prepared
 from tmc_client.tables import ledger as ledger_table
 from tmc_client.tables import raise_if_lacking
 
@@ -47,7 +48,7 @@ async def settle(engine: sa.Engine, message_ids: Sequence[str]) -> None:
 class Submit(Protocol):
     """AsyncCenter.submit."""
 
-    def __call__(self, message: str, *, timeout: timedelta) -> Awaitable[str]: ...
+    def __call__(self, message: Prepared, *, timeout: timedelta) -> Awaitable[str]: ...
 
 
 async def resume(submit: Submit, engine: AsyncEngine, timeout: timedelta = timedelta(seconds=30)) -> int:
@@ -57,17 +58,17 @@ async def resume(submit: Submit, engine: AsyncEngine, timeout: timedelta = timed
     while True:
         try:
             async with engine.connect() as connection:
-                ids = list((await connection.execute(unsettled_after(last))).scalars())
+                page = [prepared_by(row) for row in await connection.execute(unsettled_after(last))]
         except sa.exc.SQLAlchemyError as exc:
             await greenlet_spawn(raise_if_lacking, exc, engine.sync_engine, ledger_table)
             raise
-        if not ids:
+        if not page:
             return submitted
-        last = ids[-1]
-        calls = (submit(message_id, timeout=timeout) for message_id in ids)
+        last = page[-1].message_id
+        calls = (submit(message, timeout=timeout) for message in page)
         results = await asyncio.gather(*calls, return_exceptions=True)
         raised = (result if isinstance(result, BaseException) else None for result in results)
-        done, failure = answered(zip(ids, raised, strict=True))
+        done, failure = answered(zip((message.message_id for message in page), raised, strict=True))
         submitted += len(done)
         if done:
             async with engine.begin() as connection:

@@ -144,13 +144,18 @@ def settle_batch(message_ids: Sequence[str]) -> tuple[sa.Update, dict[str, Any]]
 
 
 def unsettled_after(message_id: str) -> sa.Select[Any]:
-    """The query for a page of committed messages whose submit was never answered, ordered by id."""
+    """The query for a page of committed messages whose submit was never answered, ordered by id; for `prepared_by`."""
     return (
-        sa.select(ledger.c.message_id)
+        sa.select(ledger.c.message_id, ledger.c.topic, ledger.c.message_key, ledger.c.attempt_id)
         .where(ledger.c.settled_ms.is_(None), ledger.c.state == COMMITTED, ledger.c.message_id > message_id)
         .order_by(ledger.c.message_id)
         .limit(_RESUME_PAGE)
     )
+
+
+def prepared_by(row: sa.Row[Any]) -> Prepared:
+    """Return the message of a row of the ledger, to submit it."""
+    return Prepared(message_id=row.message_id, topic=row.topic, key=row.message_key, attempt_id=bytes(row.attempt_id))
 
 
 def answered(outcomes: Iterable[tuple[str, BaseException | None]]) -> tuple[list[str], BaseException | None]:
@@ -178,15 +183,17 @@ def resume(producer: Producer, engine: Source, timeout: timedelta = timedelta(se
     while True:
         try:
             with engine.connect() as connection:
-                ids = list(connection.execute(unsettled_after(last)).scalars())
+                page = [prepared_by(row) for row in connection.execute(unsettled_after(last))]
         except sa.exc.SQLAlchemyError as exc:
             raise_if_lacking(exc, engine, ledger)
             raise
-        if not ids:
+        if not page:
             return submitted
-        last = ids[-1]
-        futures = [producer.submit(id_, timeout) for id_ in ids]
-        done, failure = answered((id_, _raised(future, timeout)) for id_, future in zip(ids, futures, strict=True))
+        last = page[-1].message_id
+        futures = [producer.submit(message, timeout) for message in page]
+        done, failure = answered(
+            (message.message_id, _raised(future, timeout)) for message, future in zip(page, futures, strict=True)
+        )
         submitted += len(done)
         if done:
             with engine.begin() as connection:

@@ -157,12 +157,18 @@ def rollback_request(message: Prepared | str) -> message_pb2.RollbackRequest:
 
 
 def _name_of(message: Prepared | str) -> dict[str, Any]:
-    """The fields that identify a message to decide: its id, or key and attempt if the id never arrived."""
+    """The fields that identify a message to decide: its id, and key and attempt in case the id never arrived.
+
+    A submit queue needs the latter anyway; the center takes the id where there is one.
+    """
     if isinstance(message, str):
         return {"message_id": message}
-    if message.message_id:
-        return {"message_id": message.message_id}
-    return {"topic": message.topic, "key": message.key, "attempt_id": message.attempt_id}
+    return {
+        "message_id": message.message_id,
+        "topic": message.topic,
+        "key": message.key,
+        "attempt_id": message.attempt_id,
+    }
 
 
 def prepared_of(request: message_pb2.PrepareRequest, result: Any) -> Prepared:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tmc_client import errors
 from tmc_client.connecting import sender
-from tmc_client.connecting.connection import Connection
+from tmc_client.connecting.connection import Caller
 
 Call = Literal["prepare", "publish", "submit", "rollback", "ack", "nack"]
 Point = Literal["prepare", "local_commit", "submit"]
@@ -98,7 +98,7 @@ class Faults:
 class FaultySender(sender.Sender):
     """The sender of one Center, whose process may die: then it sends nothing more."""
 
-    def __init__(self, connection: Connection, faults: Faults) -> None:
+    def __init__(self, connection: Caller, faults: Faults) -> None:
         super().__init__(connection)
         self._faults = faults
         self._is_dead = False

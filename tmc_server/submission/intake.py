@@ -258,12 +258,12 @@ class Intake:
             decide = desk.deciding.item(
                 caller,
                 commit=step.operation == wire.SUBMIT,
-                message_id="",
+                message_id=step.message_id,
                 topic=step.topic,
                 key=step.key,
                 attempt_id=step.attempt_id,
             )
-            if step.operation == wire.SUBMIT:
+            if step.operation == wire.SUBMIT and not step.message_id:  # who knows the id was answered the prepare
                 waiting.patience_s = min(decide.topic.transaction_time_ms / 1000, _LONGEST_PATIENCE_S)
             return decide
         return desk.preparing.item(

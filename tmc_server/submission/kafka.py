@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tmc_common import submission as wire
 from tmc_common.cloud_events import KAFKA_PREFIX
 from tmc_common.eventlog import EventLog
+from tmc_common.headers import PREFIX
 from tmc_server.submission.answers import JSON, OpenIntake, Settled
 from tmc_server.submission.intake import WINDOW, Intake
 from tmc_server.submission.letters import Letter, Place
@@ -360,7 +361,7 @@ def letter_of(record: Any) -> Letter:
         elif name.lower() == _CONTENT_TYPE:
             content_type = text
         else:
-            headers[name] = text
+            headers[name.removeprefix(PREFIX)] = text
     return Letter(
         number=record.offset(),
         attributes=attributes,

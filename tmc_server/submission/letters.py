@@ -65,6 +65,7 @@ class Step:
     topic: str = ""
     key: str = ""
     attempt_id: bytes = b""
+    message_id: str = ""
     body: bytes = b""
     content_type: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -138,6 +139,7 @@ def _of_cloud_event(letter: Letter) -> Step:
         topic=given.get(wire.TYPE, ""),
         key=given.get(wire.SUBJECT, ""),
         attempt_id=bytes.fromhex(identity.replace("-", "")),
+        message_id=given.get(wire.MESSAGE_ID, ""),
         body=letter.body,
         content_type=letter.content_type,
         headers={**letter.headers, **context} if context else letter.headers,

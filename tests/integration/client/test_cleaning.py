@@ -17,6 +17,7 @@ import sqlalchemy as sa
 import tmc_client as tmc
 from tmc_client import cleaning, errors
 from tmc_client.producing.ledger import resume
+from tmc_client.producing.producer import Prepared
 from tmc_client.tables import inbox, inbox_horizon, inbox_order, ledger
 
 AGE = timedelta(days=8)
@@ -160,9 +161,9 @@ class _Center:
     def __init__(self, bad: str) -> None:
         self._bad = bad
 
-    def submit(self, message_id: str, timeout: timedelta) -> Future[Any]:
+    def submit(self, message: Prepared, timeout: timedelta) -> Future[Any]:
         answer: Future[Any] = Future()
-        if message_id == self._bad:
+        if message.message_id == self._bad:
             answer.set_exception(errors.Unavailable("away"))
         else:
             answer.set_result(None)

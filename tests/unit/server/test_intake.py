@@ -17,6 +17,7 @@ from tmc_server.domain.ids import MessageId
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber
 from tmc_server.domain.operations import Answer, Decide, Operation, Prepare, Stored
+from tmc_server.domain.placement import shard_of
 from tmc_server.errors import AlreadyRolledBack, KeyInProgress, MessageUnknown, QueueFull, StoreUnavailable, TmcError
 from tmc_server.requests.caller import Allowance, Budget, RateLimiter
 from tmc_server.requests.deciding import Deciding
@@ -295,6 +296,19 @@ def test_an_early_submit_is_refused_after_the_transaction_time() -> None:
         await _a_while()
         bench.now += 2.1
         bench.intake.arrived([])
+        await asyncio.wait_for(_until(lambda: bool(bench.done)), 30)
+
+    bench.run(work)
+    assert bench.done == [(1, "MESSAGE_UNKNOWN")]
+
+
+def test_a_submit_that_knows_the_id_was_answered_its_prepare_and_does_not_wait() -> None:
+    bench = Bench()
+
+    async def work() -> None:
+        shard = shard_of(bench.current.topics[1].table_index, 1, "k")
+        known = str(MessageId(1, 1, shard, MessageNumber(4)))
+        bench.intake.arrived([letter(1, "submit", tmcmessage=known)])
         await asyncio.wait_for(_until(lambda: bool(bench.done)), 30)
 
     bench.run(work)

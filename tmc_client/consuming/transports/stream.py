@@ -10,7 +10,7 @@ import grpc
 
 from tmc_client import errors
 from tmc_client.connecting import wire
-from tmc_client.connecting.connection import Connection
+from tmc_client.connecting.connection import Caller
 from tmc_client.consuming.received import Message, OnMessage
 from tmc_common.protocol import consumption_pb2
 
@@ -64,7 +64,7 @@ class StreamTransport:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Caller,
         topics: Sequence[str],
         prefetch: int,
         on_message: OnMessage,
