@@ -120,7 +120,7 @@ def announcement(check_address: str, ledger_id: bytes) -> tuple[tuple[str, str],
 
 
 class Caller(Protocol):
-    """What makes the calls of a Center: a Connection over gRPC, or a submit queue in a broker."""
+    """Makes the calls of a Center: a Connection over gRPC, or a submit queue in a broker."""
 
     address: str
     identity: Identity

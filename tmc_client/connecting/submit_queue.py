@@ -32,6 +32,7 @@ from tmc_common.signatures import netstring, sign
 DEFAULT_TAG = "default"
 _SECRET_BYTES = 32
 _SENT_AGAIN_S = 30.0
+_FOUND = 10_000  # answers that are kept for repeats
 _DESCRIBE = "DescribeChecks"
 _OPERATIONS = {
     "PrepareMany": submission.PREPARE,
@@ -207,7 +208,8 @@ class SubmitQueue:
         """Put into the queue what is not there."""
         now = self._monotonic()
         self._sent = {each: at for each, at in self._sent.items() if now - at < _SENT_AGAIN_S}
-        self._found = {each: answer for each, answer in self._found.items() if each in letters}
+        if len(self._found) > _FOUND:
+            self._found = {}  # of calls that nobody repeated
         new = {each: letter for each, letter in letters.items() if each not in self._sent and each not in self._found}
         if new:
             self._sent |= dict.fromkeys(new, now)

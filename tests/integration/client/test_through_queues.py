@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -208,9 +209,9 @@ def test_a_wrong_secret_gets_no_answer(running: tuple[RunningCenter, str], addre
         ("kafka+submit://h:9092/?replies=answers", {}, "they begin with tmc.reply.orders."),
     ],
 )
-def test_mistakes_are_said_before_anything_is_sent(address: str, options: dict[str, object], sentence: str) -> None:
+def test_mistakes_are_said_before_anything_is_sent(address: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(tmc.InvalidRequest) as raised:
-        tmc.connect(address, app="orders", **options)  # type: ignore[arg-type]
+        tmc.connect(address, app="orders", **options)
     assert sentence in str(raised.value)
     assert "hunter" not in str(raised.value)
 

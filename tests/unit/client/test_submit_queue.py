@@ -202,3 +202,16 @@ def test_the_address_is_shown_without_its_password(address: str) -> None:
     with tmc.connect(address, app="orders") as center:
         assert "hunter2" not in repr(center)
         assert "h:9092" in repr(center) or "@h/" in repr(center)
+
+
+def test_an_answer_that_comes_during_another_call_is_kept_for_the_repeat() -> None:
+    played = Played(None)
+    queue = _queue(played)
+    _prepared(queue)
+    played.answer = {"messageId": "1-1-5-7", "state": "MESSAGE_STATE_COMMITTED"}
+    call = queue.unary("/tmc.v1.MessageService/SubmitMany", message_pb2.SubmitManyResponse)
+    for key in ("another", "and another"):
+        request = message_pb2.SubmitRequest(topic="order.paid", key=key, attempt_id=ATTEMPT)
+        call(message_pb2.SubmitManyRequest(items=[request]), timeout=1.0)
+    assert _prepared(queue)[0].message_id == "1-1-5-7"
+    assert [letter.attributes["tmcop"] for letter in played.letters] == ["prepare", "submit", "submit"]

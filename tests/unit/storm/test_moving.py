@@ -6,18 +6,19 @@ import random
 import subprocess
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tmc_common.protocol import admin_pb2
 from tmc_storm.moving import shard_moves
+from tmc_storm.operator import Operator
 
 COPYING, MOVED = admin_pb2.MOVE_STEP_COPYING, admin_pb2.MOVE_STEP_MOVED
 
 
 class Center:
-    """Two databases, a shard in the first one, and `tmc move-shard` as far as it matters. refuses: so many calls fail."""
+    """Two databases, a shard in the first one, and `tmc move-shard` as far as it matters. refuses: how many calls fail."""
 
     def __init__(self, *, refuses: int = 0) -> None:
         self.place = admin_pb2.ShardPlace(shard=0, database="a")
@@ -47,7 +48,7 @@ class Center:
 
 
 def _moved(center: Center, what: str) -> Center:
-    (fault,) = [each for each in shard_moves(center, center.run) if each.kind == what]  # type: ignore[arg-type]
+    (fault,) = [each for each in shard_moves(cast("Operator", center), center.run) if each.kind == what]
     end = fault.begin(random.Random(1))
     end()
     return center
