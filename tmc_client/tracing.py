@@ -48,7 +48,7 @@ def traced(operation: str, request: Any, future: Any) -> Iterator[Mapping[str, s
     attributes = tracing.messaging(operation, _KINDS[operation], topic, getattr(request, "message_id", ""))
     is_new = operation in _CREATE
     parent = context_of(request.headers) if is_new else {}
-    name = f"{operation} {topic}" if topic else operation
+    name = f"{operation} {topic}" if is_new else operation
     span = tracing.begin(name, "PRODUCER" if is_new else "CLIENT", attributes, parent=parent or None)
     context = tracing.headers_of(span)
     if is_new:
