@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 import tmc_client as tmc
 from tests.support.messages import a_message, in_line
-from tests.support.producing import FakeProducer, FakeTarget, done, verdicts
+from tests.support.producing import FakeProducer, FakeTarget, verdicts
 from tmc_client.local.choosing import local_of
 from tmc_client.local.engines import engine_of
 from tmc_client.producing.answered import SETTLE_BATCH, Answered
@@ -563,10 +563,9 @@ def test_ledger_rows_are_resumed_over_connections(database: Database) -> None:
         local.commit()
         local.stop()
     producer = FakeProducer()
-    producer.submit = lambda message_id, _timeout: producer.submitted.append(message_id) or done(None)  # type: ignore
     assert resume(producer, database.connect) == 1  # type: ignore[arg-type]
     assert resume(producer, database.connect) == 0  # type: ignore[arg-type]
-    assert producer.submitted == [message.message_id]
+    assert producer.submitted == [message.key]
 
 
 # What a reader with fresh eyes found -----------------------------------------------------------------------------------
