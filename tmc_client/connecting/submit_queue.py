@@ -29,7 +29,6 @@ from tmc_common.cloud_events import VERSION
 from tmc_common.protocol import message_pb2
 from tmc_common.signatures import netstring, sign
 
-DEFAULT_TAG = "default"
 _SECRET_BYTES = 32
 _SENT_AGAIN_S = 30.0
 _FOUND = 10_000  # answers that are kept for repeats
@@ -85,10 +84,10 @@ class SubmitQueue:
     def __init__(
         self, address: str, identity: Identity, carrier: Carrier, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """identity: its key is the submit secret; "": the queue is not signed. Raises InvalidRequest: it is none."""
+        """identity: with a tag; its key is the submit secret, "": the queue is not signed. Raises InvalidRequest: it is none."""
         self.address: str = without_secrets(address)
         self.identity: Identity = identity
-        self._queue = submission.queue_of(identity.app, identity.tag or DEFAULT_TAG)
+        self._queue = submission.queue_of(identity.app, identity.tag)
         self._secret = _secret_of(identity.key)
         self._carrier = carrier
         self._monotonic = monotonic
