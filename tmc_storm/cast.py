@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_storm.scene import Scene
@@ -15,12 +16,14 @@ from tmc_storm.shop.settings import CLOSING_TIME, SETTINGS, ShopSettings, closed
 
 _RETRY = types_pb2.RetryPolicy(interval_ms=500, max_retry=3)
 """Retries of deliveries and checks are used up after three seconds, before many outages of a storm are over."""
+_WEBHOOK_RETRY = types_pb2.RetryPolicy(interval_ms=500, max_retry=10, cap_ms=1000)
+"""A connection that ends without an answer is a failed attempt, and connections end often in a storm."""
 _TRANSACTION_MS = 3000
 _ACTIVATION_MS = 5000  # a registration counts that much later, by default
 
 
 class Cast:
-    """Producers of one service and consumers of two, around a scene. They run from `start` on."""
+    """Producers of one service, consumers of two, and a receiver of webhooks, around a scene. They run from `start` on."""
 
     def __init__(
         self, scene: Scene, *, check_addresses: Sequence[str], consumers: int, per_second: float, seed: int
@@ -30,21 +33,30 @@ class Cast:
         consumers: processes, for both services together, at least 2.  per_second: orders, by all producers together.
         """
         self._scene = scene
-        apps = (books.ORDERS_APP, *books.SUBSCRIPTIONS)
-        self._keys = {app: self._register_app(app) for app in apps}
+        self._keys = {app: self._register_app(app) for app in (books.ORDERS_APP, *scene.subscriptions)}
         self._register_topics([address for address in check_addresses if address])
-        for name in ("orders", "stock", "mail"):
-            books.open_books(scene.business_url(name, direct=True))
-        self.producers = [
-            self._producer(number, address, per_second / len(check_addresses), seed)
+        self._submit_secret = self._open_submit_queue() if scene.queue_hosts else ""
+        for app in self._keys:
+            books.open_books(scene.business_url(database_of(app), direct=True))
+        settings = [
+            self._of_producer(number, address, per_second / len(check_addresses), seed)
             for number, address in enumerate(check_addresses)
+        ]
+        self.ways = settings[0].ways
+        self.producers = [
+            self._module(f"producer {number}", "tmc_storm.shop.producer", each) for number, each in enumerate(settings)
         ]
         subscribers = list(books.SUBSCRIPTIONS)
         self.consumers = [self._consumer(number, subscribers[number % len(subscribers)]) for number in range(consumers)]
+        self.receivers = [self._receiver()] if scene.webhook_port else []
 
     @property
     def programs(self) -> list[Program]:
-        return [*self.producers, *self.consumers]
+        return [*self.producers, *self.consumers, *self.receivers]
+
+    def _open_submit_queue(self) -> str:
+        """Return the secret by which messages there are signed."""
+        return str(self._scene.operator.call("OpenSubmitQueue", id=books.ORDERS_APP).secret)
 
     def _register_app(self, app: str) -> str:
         """Return a key of this app, which an earlier storm may have registered."""
@@ -74,46 +86,61 @@ class Cast:
                 target = admin_pb2.CheckTarget(kind="grpc", address=address, deadline_ms=1000)
                 call("SetTopicCheck", topic=topic, targets=[target], retry=_RETRY, untried=True)
         effective_ms = [
-            call("RegisterSubscription", topic=topic, app=app, retry=_RETRY).effective_ms
-            for app, topics in books.SUBSCRIPTIONS.items()
+            call("RegisterSubscription", topic=topic, app=app, **self._delivery_of(app, topic)).effective_ms
+            for app, topics in self._scene.subscriptions.items()
             for topic in topics
         ]
         self.since_ms = min(effective_ms) - _ACTIVATION_MS
 
-    def _producer(self, number: int, check_address: str, per_second: float, seed: int) -> Program:
-        name = f"producer-{number}"
-        settings = ShopSettings(
-            name=name,
-            app=books.ORDERS_APP,
-            key=self._keys[books.ORDERS_APP],
-            address=self._scene.addresses,
-            authority=self._scene.authority,
-            server_name=self._scene.server_name,
-            database=self._scene.business_url("orders"),
-            folder=str(self._scene.folder),
+    def _delivery_of(self, app: str, topic: str) -> dict[str, Any]:
+        """Return how a subscription gets its messages."""
+        if app != books.WEB_APP:
+            return {"retry": _RETRY}
+        kind = "webhook" if topic == books.ACCOUNT else "webhook-batch"
+        forward = types_pb2.Forward(kind=kind, target=self._scene.webhook_url)
+        return {"retry": _WEBHOOK_RETRY, "forward": forward, "untried": True}
+
+    def _of_producer(self, number: int, check_address: str, per_second: float, seed: int) -> ShopSettings:
+        hosts = self._scene.queue_hosts
+        return self._settings(
+            f"producer-{number}",
+            books.ORDERS_APP,
+            self._scene.addresses,
             check_address=check_address,
             per_second=per_second,
             seed=seed,
+            http=self._scene.http_addresses,
+            queue=f"amqp+submit://guest:guest@{hosts}/%2F" if hosts else "",
+            submit_secret=self._submit_secret,
         )
-        command = [sys.executable, "-m", "tmc_storm.shop.producer", str(settings.write())]
-        return Program(f"producer {number}", command, {}, self._log(name))
 
     def _consumer(self, number: int, app: str) -> Program:
-        name = f"consumer-{number}"
-        settings = ShopSettings(
+        settings = self._settings(f"consumer-{number}", app, self._scene.consumer_address)
+        command = [sys.executable, "-m", "tmc_cli", "consume", "tmc_storm.shop.consumer:consumer"]
+        broker = {each: value for each, value in os.environ.items() if each.startswith("TMC_BROKER_")}
+        environment = broker | {SETTINGS: str(settings.write())}
+        return Program(f"consumer {number}", command, environment, self._log(settings.name))
+
+    def _receiver(self) -> Program:
+        listen = f"127.0.0.1:{self._scene.webhook_port}"
+        settings = self._settings("webhook-receiver", books.WEB_APP, self._scene.addresses, listen=listen)
+        return self._module("webhook receiver", "tmc_storm.shop.webhook", settings)
+
+    def _settings(self, name: str, app: str, address: str, **more: Any) -> ShopSettings:
+        return ShopSettings(
             name=name,
             app=app,
             key=self._keys[app],
-            address=self._scene.consumer_address,
+            address=address,
             authority=self._scene.authority,
             server_name=self._scene.server_name,
             database=self._scene.business_url(database_of(app)),
             folder=str(self._scene.folder),
+            **more,
         )
-        command = [sys.executable, "-m", "tmc_cli", "consume", "tmc_storm.shop.consumer:consumer"]
-        broker = {each: value for each, value in os.environ.items() if each.startswith("TMC_BROKER_")}
-        environment = broker | {SETTINGS: str(settings.write())}
-        return Program(f"consumer {number}", command, environment, self._log(name))
+
+    def _module(self, name: str, module: str, settings: ShopSettings) -> Program:
+        return Program(name, [sys.executable, "-m", module, str(settings.write())], {}, self._log(settings.name))
 
     def _log(self, name: str) -> Path:
         return self._scene.folder / f"{name}.log"

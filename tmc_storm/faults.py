@@ -39,6 +39,8 @@ def faults_of(scene: Scene, cast: Cast) -> list[Fault]:
         found += faults if scene.has_checks else [fault for fault in faults if fault.kind.endswith("suspended")]
     for program in cast.consumers:
         found += _of_program(program, "consumer", longest_s=4.0, heals_s=2.0, weight=0.5)
+    for program in cast.receivers:
+        found += _of_program(program, "webhook receiver", longest_s=4.0, heals_s=2.0, weight=0.5)
     for number, database in enumerate(scene.databases):
         part = f"database {number}"
         found += of_machine(database, "database", part, longest_s=3.0, weight=0.5)
@@ -64,7 +66,12 @@ def nodes_of(scene: Scene, cast: Cast) -> list[Fault]:
     """Return what the founding documents killed: producers, brokers and consumers, each as a fault of its own part."""
     programs = [
         Fault(kind=f"{kind}: killed", part=program.name, begin=_killed(program))
-        for kind, several in (("producer", cast.producers), ("consumer", cast.consumers), ("server", scene.servers))
+        for kind, several in (
+            ("producer", cast.producers),
+            ("consumer", cast.consumers),
+            ("webhook receiver", cast.receivers),
+            ("server", scene.servers),
+        )
         for program in several
     ]
     machines: list[tuple[str, str, Machine]] = [
@@ -392,8 +399,8 @@ def _of_operators(scene: Scene) -> Iterator[Fault]:
     call = scene.operator.call
 
     def paused(dice: random.Random) -> Ending:
-        app = dice.choice(sorted(books.SUBSCRIPTIONS))
-        topic = dice.choice(books.SUBSCRIPTIONS[app])
+        app = dice.choice(sorted(scene.subscriptions))
+        topic = dice.choice(scene.subscriptions[app])
         call("PauseSubscription", topic=topic, app=app, reason=_REASON)
         return lambda: call("ResumeSubscription", topic=topic, app=app, reason=_REASON)
 
@@ -403,9 +410,9 @@ def _of_operators(scene: Scene) -> Iterator[Fault]:
         return lambda: call("ResumeTopic", name=topic, reason=_REASON)
 
     def rotated(dice: random.Random) -> None:
-        app = dice.choice(sorted(books.SUBSCRIPTIONS))
+        app = dice.choice(sorted(scene.subscriptions))
         with _may_be_refused():  # while copies with the key before are about
-            call("RotateDeliveryKey", topic=dice.choice(books.SUBSCRIPTIONS[app]), app=app)
+            call("RotateDeliveryKey", topic=dice.choice(scene.subscriptions[app]), app=app)
 
     def drained(dice: random.Random) -> Ending:
         alive = sorted(server.incarnation for server in call("ListServers").servers if server.alive)

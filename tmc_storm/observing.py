@@ -53,13 +53,13 @@ class Observer:
         self._since_ms = since_ms
         self._engines = {
             name: sa.create_engine(scene.business_url(name, direct=True), poolclass=sa.NullPool)
-            for name in ("orders", "stock", "mail")
+            for name in map(database_of, (books.ORDERS_APP, *scene.subscriptions))
         }
 
     def counts(self) -> tuple[int, int]:
         """Return how many orders and effects there are. Raises sqlalchemy.exc.SQLAlchemyError: their database is away."""
         orders = self._count("orders", books.sent)
-        return orders, sum(self._count(database_of(app), books.effect) for app in books.SUBSCRIPTIONS)
+        return orders, sum(self._count(database_of(app), books.effect) for app in self._scene.subscriptions)
 
     def last_order(self) -> int:
         """Return the number of the newest order."""
@@ -81,7 +81,7 @@ class Observer:
         """Return all the books."""
         sent, begun = books.sent.c, books.begun.c
         # First what came of it, then what was begun: what happens between the two looks is not settled, and no finding.
-        effects = {app: self._effects(app) for app in books.SUBSCRIPTIONS}
+        effects = {app: self._effects(app) for app in self._scene.subscriptions}
         failed = self._consumptions(types_pb2.CONSUMPTION_STATE_FAILED)
         opened = [
             message_id
@@ -98,8 +98,8 @@ class Observer:
             },
             begun={key for (key,) in self._rows("orders", sa.select(begun.message_key))},
             effects=effects,
-            topics=books.SUBSCRIPTIONS,
-            refused={app: self._lines(f"{app}.refused") for app in books.SUBSCRIPTIONS},
+            topics=self._scene.subscriptions,
+            refused={app: self._lines(f"{app}.refused") for app in self._scene.subscriptions},
             failed=failed,
             open=opened,
             undecided=self._messages(types_pb2.MESSAGE_STATE_PREPARED),
@@ -109,7 +109,7 @@ class Observer:
 
     def _consumptions(self, state: types_pb2.ConsumptionState) -> dict[str, set[str]]:
         """Return the ids of the messages whose deliveries are in this state, by subscriber."""
-        found: dict[str, set[str]] = {app: set() for app in books.SUBSCRIPTIONS}
+        found: dict[str, set[str]] = {app: set() for app in self._scene.subscriptions}
         for topic in books.TOPICS:
             for page in self._scene.operator.pages(
                 "ListConsumptions", topic=topic, state=state, from_ms=self._since_ms

@@ -22,7 +22,6 @@ from tmc_storm.scene import Scene
 from tmc_storm.services.ports import free_port
 from tmc_storm.services.program import Supervisor
 from tmc_storm.shop import books
-from tmc_storm.shop.settings import WAYS
 from tmc_storm.visit import Host, Visit
 from tmc_storm.weather import StormBroken, Struck, Weather
 from tmc_storm.world import Form, World
@@ -183,7 +182,7 @@ def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None
 def _not_back(observer: Observer, cast: Cast, seconds: float) -> list[str]:
     """Wait until each producer has sent something in each way, with nothing broken. Returns: what did not work."""
     since = observer.last_order()
-    missing = {(producer.name.replace(" ", "-"), way) for producer in cast.producers for way in WAYS}
+    missing = {(producer.name.replace(" ", "-"), way) for producer in cast.producers for way in cast.ways}
     end = time.monotonic() + seconds
     while missing and time.monotonic() < end:
         time.sleep(_LOOK_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitMQ
 from tmc_storm.services.replicated import Replicated, ReplicatedMariaDB
+from tmc_storm.shop import books
 from tmc_storm.tcp_proxy import TcpProxy
 
 DatabaseServer = MariaDB | PostgreSQL | Replicated
@@ -52,6 +53,9 @@ class Scene(ABC):
     operator: of the center, whose calls pass no proxy.  links: connections with a proxy.  business: the server of the services'
     databases; None, they are SQLite files.  has_checks: the center can ask producers about undecided messages.
     authority, server_name: for TLS to the center; empty, none.  run_tmc: None, its configuration is not ours.
+    subscriptions: the topics of each app that gets messages.  webhook_port: where the center posts to `webhook_url`, through a
+    proxy; 0: nowhere.  http_addresses: host:port of the servers' HTTP doors.  queue_hosts: of the broker with submit queues, as
+    a URL has them; empty, none.
     """
 
     operator: Operator
@@ -67,6 +71,10 @@ class Scene(ABC):
         self.has_checks = True
         self.run_tmc: Run | None = None
         self.authority = self.server_name = ""
+        self.subscriptions: Mapping[str, Sequence[str]] = books.SUBSCRIPTIONS
+        self.webhook_port = 0
+        self.webhook_url = self.queue_hosts = ""
+        self.http_addresses: Sequence[str] = ()
         self._open = contextlib.ExitStack()
 
     @property

@@ -27,6 +27,8 @@ from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitCluster, RabbitMQ
 from tmc_storm.services.replicated import HOSTS, Replicated, ReplicatedMariaDB, ReplicatedPostgreSQL
 from tmc_storm.services.skewed import set_clock
+from tmc_storm.shop import books
+from tmc_storm.tcp_proxy import TcpProxy
 
 
 class Store(StrEnum):
@@ -41,6 +43,7 @@ Delivery = Literal["builtin", "rabbitmq"]
 
 _USER, _PASSWORD = "storm", "storm"  # of the center and the shop: like theirs elsewhere, it may not do everything
 _SHARDS = 32
+_THIS_MACHINE = '["127.0.0.0/8:*"]'
 _TMC = [sys.executable, "-m", "tmc_cli"]
 _SKEWED = [sys.executable, "-m", "tmc_storm.services.skewed"]
 
@@ -77,6 +80,7 @@ def missing(form: Form) -> list[str]:
         "mariadb-server": form.store is Store.MARIADB and shutil.which(mariadb.DAEMON) is None,
         "tmc-center[mysql]": form.store is Store.MARIADB and find_spec("MySQLdb") is None,
         "postgresql": form.store is Store.POSTGRESQL and not (postgresql.BINARIES / "postgres").exists(),
+        "asyncmy": form.store is Store.MARIADB and find_spec("asyncmy") is None,
         "tmc-center[postgresql]": form.store is Store.POSTGRESQL and find_spec("psycopg") is None,
         "rabbitmq-server": form.delivery == "rabbitmq" and shutil.which("rabbitmq-server") is None,
         "Consul (or give --no-consul)": form.consul and consul.found() is None,
@@ -101,7 +105,7 @@ class World(Scene):
         form = self.form
         if form.store is not Store.SQLITE:
             self.databases = [self._of_center() for _ in range(form.databases)]
-            self.business = self._database("orders", "stock", "mail")
+            self.business = self._database("orders", "stock", "mail", "web")
             self._business_link = self.link("shop", "business database", "127.0.0.1", self.business.port)
         self._start_brokers()
         if form.consul:
@@ -109,6 +113,15 @@ class World(Scene):
             self._open.callback(self.consul.stop)
         self._ports = [free_port() for _ in range(form.servers)]
         self._doors = [self.link("client", f"server {i}", "127.0.0.1", port) for i, port in enumerate(self._ports)]
+        self._http_ports = [free_port() for _ in range(form.servers)]
+        self.http_addresses = [
+            self.link("HTTP client", f"server {i}", "127.0.0.1", port).address
+            for i, port in enumerate(self._http_ports)
+        ]
+        self.subscriptions = {**books.SUBSCRIPTIONS, **books.WEBHOOKS}
+        self.webhook_port = free_port()
+        webhook = self.link("center", "webhook receiver", "127.0.0.1", self.webhook_port)
+        self.webhook_url = f"http://{webhook.address}/hook"
         self.servers = [self._server(number, instances) for number in range(form.servers)]
         self.run_tmc = self._run_tmc
         token = self._init()
@@ -163,9 +176,11 @@ class World(Scene):
         else:
             self.brokers = [RabbitMQ()]
             self._open.callback(self.brokers[0].stop)
-        self._consumer_links = [
-            self.link("consumer", f"broker {i}", "127.0.0.1", broker.port) for i, broker in enumerate(self.brokers)
-        ]
+        self._consumer_links = self._to_brokers("consumer")
+        self.queue_hosts = _hosts(self._to_brokers("producer"))
+
+    def _to_brokers(self, source: str) -> list[TcpProxy]:
+        return [self.link(source, f"broker {i}", "127.0.0.1", broker.port) for i, broker in enumerate(self.brokers)]
 
     def _server(self, number: int, instances: Mapping[str, list[str]]) -> Program:
         """Make a server that is not started. All its connections have proxies of their own."""
@@ -179,18 +194,17 @@ class World(Scene):
             "TMC_STORE__CHANGE_DELAY_MS": "1500",
             "TMC_DELIVERY__KIND": form.delivery,
             "TMC_DISCOVERY__INSTANCES": json.dumps(dict(instances)),
-            "TMC_CHECKS__ALLOW": '["127.0.0.0/8:*"]',
+            "TMC_CHECKS__ALLOW": _THIS_MACHINE,
+            "TMC_WEBHOOKS__ALLOW": _THIS_MACHINE,
+            "TMC_HTTP__LISTEN": f"127.0.0.1:{self._http_ports[number]}",
             "TMC_LOG__FORMAT": "json",
         }
         if self.brokers:
-            ports = [
-                self.link(name, f"broker {i}", "127.0.0.1", broker.port).port for i, broker in enumerate(self.brokers)
-            ]
-            nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
             settings |= {
-                "TMC_RABBITMQ__URL": f"amqp://guest:guest@{nodes}/%2F",
+                "TMC_RABBITMQ__URL": f"amqp://guest:guest@{_hosts(self._to_brokers(name))}/%2F",
                 "TMC_RABBITMQ__SINGLE_NODE": str(form.brokers == 1).lower(),
-                "TMC_RABBITMQ__CONSUMER_ADDRESS": ",".join(proxy.address for proxy in self._consumer_links),
+                "TMC_RABBITMQ__CONSUMER_ADDRESS": _hosts(self._consumer_links),
+                "TMC_SUBMISSION__RABBITMQ": "true",
             }
         if self.consul is not None:
             settings |= {
@@ -248,6 +262,10 @@ class World(Scene):
     @property
     def consumer_address(self) -> str:
         return f"consul://{self.consul.address}/tmc?tag=storm" if self.consul is not None else self.addresses
+
+
+def _hosts(proxies: Sequence[TcpProxy]) -> str:
+    return ",".join(proxy.address for proxy in proxies)
 
 
 def _range_of(url: str, number: int, count: int) -> str:

@@ -55,6 +55,7 @@ PLANTED = {
         "tmc_server/store/lines.py", "return line.last, line.head != number", "return line.last, False"
     ),
     "nobody is checked": Edit("tmc_server/store/due_checks.py", "return self._look.due()", "return []"),
+    "a webhook that fails is acked": Edit("tmc_server/delivery/webhook.py", "if 200 <= status < 300:", "if status:"),
     "what failed is due again in an hour": Edit(
         "tmc_server/domain/consumption.py",
         "wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms",
@@ -74,6 +75,7 @@ FOUND_AS = {
     "a message of an order key waits for nobody": ("sqlite", {"human work"}),
     "nobody is checked": ("sqlite", {"unfinished"}),
     "what failed is due again in an hour": ("sqlite", {"unfinished"}),
+    "a webhook that fails is acked": ("sqlite", {"lost"}),
     "14-ledger-fence": ("mariadb", {"lost"}),
     "31-fence": ("postgresql", {"lost"}),
     "406-inbox-down": ("mariadb", {"human work"}),

@@ -7,15 +7,23 @@ import json
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import tmc_client as tmc
 
-ORDERS_APP, STOCK_APP, MAIL_APP = "storm-orders", "storm-stock", "storm-mail"
+ORDERS_APP, STOCK_APP, MAIL_APP, WEB_APP = "storm-orders", "storm-stock", "storm-mail", "storm-web"
 PAID, SHIPPED, ACCOUNT = "storm.paid", "storm.shipped", "storm.account"
 TOPICS = (PAID, SHIPPED, ACCOUNT)
 SUBSCRIPTIONS = {STOCK_APP: (PAID, SHIPPED, ACCOUNT), MAIL_APP: (PAID, ACCOUNT)}
 """The topics of which each service gets messages."""
+WEBHOOKS = {WEB_APP: (PAID, ACCOUNT)}
+"""The same for a service that gets them as webhooks, at a center of the storm's own."""
 
+_ASYNC = {
+    "sqlite": "sqlite+aiosqlite",
+    "mariadb+mysqldb": "mariadb+asyncmy",
+    "postgresql+psycopg": "postgresql+psycopg_async",
+}
 _books = sa.MetaData()
 
 begun = sa.Table(
@@ -49,6 +57,9 @@ effect = sa.Table(
 )
 """The effects: written in the transactions of the handlers."""
 
+seen = sa.Table("storm_seen", _books, sa.Column("message_id", sa.String(100), primary_key=True))
+"""What a service without an inbox of the SDK has handled."""
+
 
 def sealed(topic: str, key: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content with a digest over it, its topic and its key."""
@@ -68,17 +79,32 @@ def _digest(topic: str, key: str, content: dict[str, Any]) -> str:
 def engine_of(url: str) -> sa.Engine:
     """Connect a service to its database."""
     engine = sa.create_engine(url, pool_pre_ping=True)
+    _prepare(engine)
+    return engine
+
+
+def async_engine_of(url: str) -> AsyncEngine:
+    """Connect a service that is written for asyncio, by the driver that SQLAlchemy has for it."""
+    engine = create_async_engine(
+        sa.make_url(url).set(drivername=_ASYNC[sa.make_url(url).drivername]), pool_pre_ping=True
+    )
+    _prepare(engine.sync_engine)
+    return engine
+
+
+def _prepare(engine: sa.Engine) -> None:
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _set_up)
         sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-    return engine
 
 
 def _set_up(connection: Any, _record: object) -> None:
     """Let other processes write, too, and begin transactions where SQLAlchemy does."""
     connection.isolation_level = None
-    connection.execute("PRAGMA busy_timeout=60000").close()
-    connection.execute("PRAGMA journal_mode=WAL").close()
+    for pragma in ("busy_timeout=60000", "journal_mode=WAL"):
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
 
 
 def open_books(url: str) -> None:

@@ -1,13 +1,15 @@
 """The service that takes orders.
 
 usage: python -m tmc_storm.shop.producer SETTINGS.json. Runs until it is killed, or gets SIGTERM: then it finishes what it
-has begun. It takes no orders once there is a file CLOSING_TIME in its folder. Its threads use what the SDK offers:
-transaction blocks, an outbox, messages without a transaction, in an order, with a delay; some transactions are rolled
-back, and some messages are prepared and forgotten. Answers that are not usual go to NAME.answers, one JSON object per line.
+has begun. It takes no orders once there is a file CLOSING_TIME in its folder. Its threads use what the center and the SDK offer:
+transaction blocks, also of asyncio and through a submit queue, an outbox, messages without a transaction, over gRPC and HTTP,
+in an order, with a delay; some transactions are rolled back, and some messages are prepared and forgotten. Answers that are
+not usual go to NAME.answers, one JSON object per line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
@@ -17,8 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,51 +29,16 @@ from sqlalchemy.orm import Session
 
 import tmc_client as tmc
 from tmc_storm.shop import books
-from tmc_storm.shop.settings import CLOSING_TIME, WAYS, ShopSettings, closed_file
+from tmc_storm.shop.orders import ChangedMind, Order
+from tmc_storm.shop.over_asyncio import AsyncBlocks
+from tmc_storm.shop.over_http import HttpPublisher
+from tmc_storm.shop.settings import CLOSING_TIME, HTTP, QUEUE, ShopSettings, closed_file
 
 log = logging.getLogger("tmc_storm.producer")
 
 _PATIENCE = timedelta(seconds=10)
 _FORGOTTEN = ".forgotten"
 _PAUSE_S = 0.2
-
-
-class _ChangedMind(Exception):
-    """The customer goes away; the transaction is rolled back."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Order:
-    """key: of its message.  delay_s: 0, none.  is_refused: by its handlers.  is_undone: its transaction, where it has one.
-
-    thinks_s: how long a transaction block waits before its commit.  number: within its order key.  text: something to carry.
-    """
-
-    key: str
-    topic: str
-    number: int = 0
-    text: str = ""
-    delay_s: int = 0
-    is_refused: bool = False
-    is_undone: bool = False
-    thinks_s: float = 0.0
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return books.sealed(self.topic, self.key, {"refuse": self.is_refused, "number": self.number, "text": self.text})
-
-    @property
-    def delay(self) -> timedelta:
-        return timedelta(seconds=self.delay_s)
-
-    def row(self) -> Mapping[str, Any]:
-        """Return its row in `sent`, as of now."""
-        return {
-            "message_key": self.key,
-            "topic": self.topic,
-            "is_refused": self.is_refused,
-            "due_ms": round((time.time() + self.delay_s) * 1000) if self.delay_s else 0,
-        }
 
 
 class Shop:
@@ -82,6 +49,8 @@ class Shop:
         self._center = center
         self._engine = books.engine_of(settings.database)
         self._outbox = tmc.Outbox(self._engine, center)
+        self._open = contextlib.ExitStack()
+        self._open.callback(self._outbox.close)
         self._may_think = self._engine.dialect.name != "sqlite"  # where an open transaction locks everybody out
         self._life = secrets.token_hex(4)  # no key of an earlier process comes again
         self._closed = threading.Event()
@@ -102,11 +71,9 @@ class Shop:
             self._center.checks(self._engine).serve(self._settings.check_address)
         threading.Thread(target=self._resume, name="resume", daemon=True).start()
         self._outbox.start()
-        work: list[Callable[[_Order], object]] = [self._block, self._block, self._add, self._publish]
-        pace_s = len(WAYS) / self._settings.per_second
+        pace_s = len(self._settings.ways) / self._settings.per_second
         threads = [
-            threading.Thread(target=self._trade, args=(way, pace_s, each))
-            for way, each in zip(WAYS, work, strict=False)
+            threading.Thread(target=self._trade, args=(way, pace_s, work)) for way, work in self._work_of_ways().items()
         ]
         threads.append(threading.Thread(target=self._trade_in_order, args=(pace_s,)))
         for thread in threads:
@@ -119,7 +86,25 @@ class Shop:
                 closed_file(self._settings.folder, self._settings.name).touch()
         for thread in threads:
             thread.join()
-        self._outbox.close()
+        self._open.close()
+
+    def _work_of_ways(self) -> Mapping[str, Callable[[Order], object]]:
+        """Open the doors of the center. Returns: how an order is taken in each way."""
+        settings, center = self._settings, self._center
+        blocks = AsyncBlocks(settings)
+        self._open.callback(blocks.close)
+        work: dict[str, Callable[[Order], object]] = {
+            "block": partial(self._block, center),
+            "another-block": partial(self._block, center),
+            "async-block": blocks.send,
+            "outbox": self._add,
+            "publish": partial(self._publish, self._publish_by_sdk),
+        }
+        if settings.http:
+            work[HTTP] = partial(self._publish, HttpPublisher(settings.http, settings.app, settings.key).publish)
+        if settings.queue:
+            work[QUEUE] = partial(self._block, self._open.enter_context(settings.connect_through_queue()))
+        return work
 
     def _resume(self) -> None:
         """Submit what an earlier process committed; the checks would do it, later."""
@@ -130,12 +115,12 @@ class Shop:
         except Exception as exc:
             self._note("resume", exc)
 
-    def _trade(self, way: str, pace_s: float, work: Callable[[_Order], object]) -> None:
+    def _trade(self, way: str, pace_s: float, work: Callable[[Order], object]) -> None:
         dice = random.Random(f"{self._settings.seed} {self._settings.name} {way}")
         number = 0
         while not self._closed.wait(pace_s * dice.uniform(0.5, 1.5)):
             number += 1
-            order = _Order(
+            order = Order(
                 key=f"{self._settings.name}.{self._life}.{way}.{number}",
                 topic=dice.choice((books.PAID, books.SHIPPED)),
                 delay_s=dice.randint(1, 6) if dice.random() < 0.05 else 0,
@@ -147,44 +132,48 @@ class Shop:
             try:
                 is_forgotten = dice.random() < 0.02 and bool(self._settings.check_address)
                 (self._forget if is_forgotten else work)(order)
-            except _ChangedMind:
+            except ChangedMind:
                 continue
             except sa.exc.SQLAlchemyError as exc:  # an answer of the database; its tables say what is true
                 log.warning("%s: %r", order.key, exc)
             except Exception as exc:  # whatever the SDK raises is an answer to judge
                 self._note(order.key, exc)
 
-    def _block(self, order: _Order) -> None:
+    def _block(self, center: tmc.Center, order: Order) -> None:
         is_slow = order.thinks_s > 0
-        with Session(self._engine) as session, self._center.transaction(session, prepare_first=is_slow) as tx:
+        with Session(self._engine) as session, center.transaction(session, prepare_first=is_slow) as tx:
             tx.send(order.topic, order.body, key=order.key, delay=order.delay)
             self._closed.wait(order.thinks_s)  # perhaps for longer than its topic allows: then a check fences it
             session.execute(books.sent.insert(), order.row())
             if order.is_undone:
-                raise _ChangedMind
+                raise ChangedMind
 
-    def _add(self, order: _Order) -> None:
+    def _add(self, order: Order) -> None:
         with Session(self._engine) as session:
             session.execute(books.sent.insert(), order.row())
             self._outbox.add(session, order.topic, order.body, key=order.key, delay=order.delay)
             if order.is_undone:
-                raise _ChangedMind
+                raise ChangedMind
             session.commit()
 
-    def _forget(self, order: _Order) -> None:
+    def _forget(self, order: Order) -> None:
         """Prepare, and never decide: the check says that it was rolled back."""
         self._center.prepare(order.topic, order.body, key=f"{order.key}{_FORGOTTEN}")
 
-    def _publish(self, order: _Order) -> None:
+    def _publish(self, publish: Callable[[Order], None], order: Order) -> None:
+        """publish: returns when the message is stored."""
         self._note_begun(order.key)
         row = order.row()  # its time before the call
+        publish(order)
+        self._insist_on_books(books.sent, row)
+
+    def _publish_by_sdk(self, order: Order) -> None:
         attempt = tmc.new_attempt_id()
         self._insist(
             lambda: self._center.publish(
                 order.topic, order.body, key=order.key, delay=order.delay, attempt_id=attempt, timeout=_PATIENCE
             )
         )
-        self._insist_on_books(books.sent, row)
 
     def _trade_in_order(self, pace_s: float) -> None:
         """Send messages of one order key, each after the answer for the one before."""
@@ -197,7 +186,7 @@ class Shop:
                 self._note(f"{order_key}.order.{number}", exc)
 
     def _publish_next(self, order_key: str, number: int) -> None:
-        order = _Order(key=f"{order_key}.order.{number}", topic=books.ACCOUNT, number=number)
+        order = Order(key=f"{order_key}.order.{number}", topic=books.ACCOUNT, number=number)
         attempt = tmc.new_attempt_id()
         self._note_begun(order.key)
         self._insist(

@@ -1,0 +1,104 @@
+"""A service that gets messages as webhooks.
+
+usage: python -m tmc_storm.shop.webhook SETTINGS.json. It listens at the settings' `listen` until it is killed, or gets SIGTERM.
+It has no inbox of the SDK: it notes the id of each message in the transaction of its effect, as docs/http.md advises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import uvicorn
+
+from tmc_common.addresses import HostPort
+from tmc_storm.shop import books
+from tmc_storm.shop.settings import ShopSettings
+
+_DONE, _REFUSED, _FAILED, _AWAY = 204, 422, 500, 503
+_FINISH_S = 5
+
+
+class Receiver:
+    """An ASGI application that books what is posted to it."""
+
+    def __init__(self, settings: ShopSettings) -> None:
+        self._engine = books.engine_of(settings.database)
+        self._refused = Path(settings.folder) / f"{settings.app}.refused"
+
+    async def __call__(
+        self,
+        _scope: dict[str, Any],
+        receive: Callable[[], Awaitable[dict[str, Any]]],
+        send: Callable[[dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer a request. The center first asks with HEAD whether somebody is there."""
+        body, is_complete = b"", False
+        while not is_complete:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return
+            body, is_complete = body + event["body"], not event.get("more_body")
+        found = json.loads(body) if body else []
+        status = await asyncio.to_thread(self._take, found if isinstance(found, list) else [found])
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _take(self, events: Sequence[dict[str, Any]]) -> int:
+        """Book these events in one transaction. Returns: the status of the answer."""
+        refused = [event["id"] for event in events if event["data"].get("refuse")]
+        if refused:
+            if len(events) == 1:
+                with self._refused.open("a") as file:
+                    file.write(f"{refused[0]}\n")
+            return _REFUSED  # a batch comes again, one by one
+        if any(event["subject"].endswith("77") and event["tmcattempt"] == 1 for event in events):
+            return _FAILED
+        try:
+            with self._engine.begin() as connection:
+                for event in events:
+                    _book(connection, event)
+        except sa.exc.SQLAlchemyError:
+            return _AWAY  # the database, or another copy that is being booked at this moment
+        return _DONE
+
+
+def _book(connection: sa.Connection, event: dict[str, Any]) -> None:
+    if connection.scalar(sa.select(books.seen.c.message_id).where(books.seen.c.message_id == event["id"])):
+        return
+    connection.execute(books.seen.insert(), {"message_id": event["id"]})
+    topic, key, body = event["type"], event["subject"], event["data"]
+    connection.execute(
+        books.effect.insert(),
+        {
+            "message_key": key,
+            "order_key": key.partition(".order.")[0] if topic == books.ACCOUNT else "",
+            "number": body.get("number", 0),
+            "at_ms": round(time.time() * 1000),
+            "is_intact": books.is_intact(topic, key, body),
+        },
+    )
+
+
+def main(path: str) -> None:
+    """Run until a signal; requests that were begun are answered."""
+    settings = ShopSettings.read(path)
+    address = HostPort.parse(settings.listen)
+    uvicorn.run(
+        Receiver(settings),
+        host=address.host,
+        port=address.port,
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=_FINISH_S,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
