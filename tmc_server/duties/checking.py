@@ -36,6 +36,7 @@ _ROUNDS = 8  # of calls at once in a page of single questions
 _PAGE_SPARE_S = 1.0
 _LOOK_AGAIN_S = 2.0
 _CLAIM_SPARE_MS = 2_000
+_BEHIND_OTHERS_MS = 100  # what was not in a failed page is asked about first when the service's rest is over
 _CROWDED_HOLD_MS = 15_000  # out of the others' way, and not written every second
 _UNSEEN: tuple[float, list[Service]] = (0.0, [])
 
@@ -228,7 +229,7 @@ class Checking:
                 return 0
             timed_out = answers[0].reason is CheckReason.TIMED_OUT
             self._pacing.failed(page.service, now, timed_out=timed_out)
-            return 2 * page.service.rest_ms
+            return page.service.rest_ms + _BEHIND_OTHERS_MS
 
 
 def count(topic: str, answers: Sequence[CheckAnswer], recorded: Recorded) -> None:

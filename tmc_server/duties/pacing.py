@@ -6,7 +6,7 @@ workers, the scarce resource, are limited at three levels:
 - all: 64 pages at once. While all workers are busy nothing is claimed, so that no claim waits for a worker.
 - an app: 8 pages at once. A page that runs into its deadline halves that, down to one; a page that is answered adds one.
 - a service, which is an app in one environment by one way of asking: two pages at once. One that could not be asked rests,
-  1 s doubling to 60 s.
+  1 s doubling to 60 s; an outage a minute after the last rest begins with a second again.
 
 Environments (tags) are the sender's choice, so a service of its own for each would give every new tag a fresh start. The
 default tags of topics are registered; beside these an app has 16 environments with services of their own. All further
@@ -172,6 +172,8 @@ class Pacing:
         If it hangs on one question, pages are halved until that question is alone; then they grow slowly again.
         Messages of a failed page are asked about after those that were not in it.
         """
+        if now - service.quiet_until > LONGEST_BACK_OFF_MS / 1000:
+            service.failures = 0  # another outage: it may have been well meanwhile, and had nothing to answer
         service.failures += 1
         if timed_out:
             service.size = max(1, service.size // 2)

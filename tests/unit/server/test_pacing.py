@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tests.support.asking import COMMIT, HANGS
 from tests.support.clock import ManualClock
@@ -68,6 +69,16 @@ class TestPacing:
             rests.append(service.pause_ms(0.0))
         assert rests == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
         assert (service.app.most, service.size) == (APP_SHARE, 64)
+
+    def test_an_outage_long_after_another_begins_with_a_short_rest(self) -> None:
+        pacing = Pacing()
+        service = of(pacing, "away")
+        for _ in range(8):
+            pacing.failed(service, 0.0, timed_out=False)
+        pacing.failed(service, 119.0, timed_out=False)  # a question came late: it may still be the same outage
+        assert service.pause_ms(119.0) == 60_000
+        pacing.failed(service, 240.0, timed_out=False)
+        assert service.pause_ms(240.0) == 1_000
 
     def test_environments_beyond_sixteen_share_one_slot_with_one_page_and_one_rest(self) -> None:
         pacing = Pacing()
@@ -255,6 +266,24 @@ def decided_by_the_neighbour(*, hostile: bool, shared_topic: bool = False) -> in
 
     made.run(30, each_second)
     return made.decided[SHOP]
+
+
+class TestOutages:
+    def test_a_question_comes_again_when_its_service_has_rested(self) -> None:
+        asked: list[int] = []
+
+        class Watched(Simulation):
+            def ask(self, *question: Any) -> list[object]:
+                asked.append(self.clock())
+                return super().ask(*question)
+
+        made = Watched(shared_topic=False)
+        made.send(EVIL, "default", 1)
+        made.run(400, lambda _: None)
+        pauses_s = [(later - earlier) / 1000 - made.PAGE_S[EVIL] for earlier, later in itertools.pairwise(asked)]
+        assert len(pauses_s) >= 9
+        for pause_s, rest_s in zip(pauses_s, (1, 2, 4, 8, 16, 32, 60, 60, 60), strict=False):
+            assert rest_s <= pause_s <= rest_s + 1.1  # the simulation looks once a second
 
 
 class TestNeighbours:
