@@ -94,10 +94,10 @@ class Cast:
 
     def _delivery_of(self, app: str, topic: str) -> dict[str, Any]:
         """Return how a subscription gets its messages."""
-        if app != books.WEB_APP:
+        if app not in books.WEBHOOKS:
             return {"retry": _RETRY}
         kind = "webhook" if topic == books.ACCOUNT else "webhook-batch"
-        forward = types_pb2.Forward(kind=kind, target=self._scene.webhook_url)
+        forward = types_pb2.Forward(kind=kind, target=self._scene.webhook_urls[topic])
         return {"retry": _WEBHOOK_RETRY, "forward": forward, "untried": True}
 
     def _of_producer(self, number: int, check_address: str, per_second: float, seed: int) -> ShopSettings:

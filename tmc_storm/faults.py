@@ -63,7 +63,7 @@ def faults_of(scene: Scene, cast: Cast) -> list[Fault]:
 
 
 def nodes_of(scene: Scene, cast: Cast) -> list[Fault]:
-    """Return what the founding documents killed: producers, brokers and consumers, each as a fault of its own part."""
+    """Return what the founding documents killed, producers, brokers and consumers, and what else runs, each by itself."""
     programs = [
         Fault(kind=f"{kind}: killed", part=program.name, begin=_killed(program))
         for kind, several in (
@@ -410,9 +410,9 @@ def _of_operators(scene: Scene) -> Iterator[Fault]:
         return lambda: call("ResumeTopic", name=topic, reason=_REASON)
 
     def rotated(dice: random.Random) -> None:
-        app = dice.choice(sorted(scene.subscriptions))
+        app = dice.choice(sorted(books.SUBSCRIPTIONS))  # which verify signatures
         with _may_be_refused():  # while copies with the key before are about
-            call("RotateDeliveryKey", topic=dice.choice(scene.subscriptions[app]), app=app)
+            call("RotateDeliveryKey", topic=dice.choice(books.SUBSCRIPTIONS[app]), app=app)
 
     def drained(dice: random.Random) -> Ending:
         alive = sorted(server.incarnation for server in call("ListServers").servers if server.alive)

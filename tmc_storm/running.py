@@ -204,10 +204,11 @@ def _not_finished(cast: Cast, seconds: float) -> list[str]:
 def _crashed(scene: Scene, cast: Cast) -> list[str]:
     """Return which programs ended by themselves. A server may: it does when it starts while its database is away."""
     signals = [(server, code) for server in scene.servers for code in server.ends if code < 0]
-    return [
+    ended = [
         f"{program.name}: exit code {code}"
         for program, code in signals + [(program, code) for program in cast.programs for code in program.ends]
     ]
+    return ended + [f"{program.name}: {how}" for program in cast.programs for how in program.bad_stops]
 
 
 def _plan(options: Options, faults: Sequence[Fault]) -> Sequence[Strike]:

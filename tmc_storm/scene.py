@@ -53,9 +53,9 @@ class Scene(ABC):
     operator: of the center, whose calls pass no proxy.  links: connections with a proxy.  business: the server of the services'
     databases; None, they are SQLite files.  has_checks: the center can ask producers about undecided messages.
     authority, server_name: for TLS to the center; empty, none.  run_tmc: None, its configuration is not ours.
-    subscriptions: the topics of each app that gets messages.  webhook_port: where the center posts to `webhook_url`, through a
-    proxy; 0: nowhere.  http_addresses: host:port of the servers' HTTP doors.  queue_hosts: of the broker with submit queues, as
-    a URL has them; empty, none.
+    subscriptions: the topics of each app that gets messages.  webhook_port: where the service listens that gets them as
+    webhooks; 0: there is none.  webhook_urls: by topic.  http_addresses: host:port of the servers' HTTP doors.
+    queue_hosts: of the broker with submit queues, as a URL has them; empty, none.
     """
 
     operator: Operator
@@ -73,7 +73,8 @@ class Scene(ABC):
         self.authority = self.server_name = ""
         self.subscriptions: Mapping[str, Sequence[str]] = books.SUBSCRIPTIONS
         self.webhook_port = 0
-        self.webhook_url = self.queue_hosts = ""
+        self.webhook_urls: Mapping[str, str] = {}
+        self.queue_hosts = ""
         self.http_addresses: Sequence[str] = ()
         self._open = contextlib.ExitStack()
 

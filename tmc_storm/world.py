@@ -79,8 +79,8 @@ def missing(form: Form) -> list[str]:
     wanted = {
         "mariadb-server": form.store is Store.MARIADB and shutil.which(mariadb.DAEMON) is None,
         "tmc-center[mysql]": form.store is Store.MARIADB and find_spec("MySQLdb") is None,
-        "postgresql": form.store is Store.POSTGRESQL and not (postgresql.BINARIES / "postgres").exists(),
         "asyncmy": form.store is Store.MARIADB and find_spec("asyncmy") is None,
+        "postgresql": form.store is Store.POSTGRESQL and not (postgresql.BINARIES / "postgres").exists(),
         "tmc-center[postgresql]": form.store is Store.POSTGRESQL and find_spec("psycopg") is None,
         "rabbitmq-server": form.delivery == "rabbitmq" and shutil.which("rabbitmq-server") is None,
         "Consul (or give --no-consul)": form.consul and consul.found() is None,
@@ -121,7 +121,11 @@ class World(Scene):
         self.subscriptions = {**books.SUBSCRIPTIONS, **books.WEBHOOKS}
         self.webhook_port = free_port()
         webhook = self.link("center", "webhook receiver", "127.0.0.1", self.webhook_port)
-        self.webhook_url = f"http://{webhook.address}/hook"
+        # Behind the proxy, one that is away looks like one that hangs up; the other way says that nobody is there.
+        self.webhook_urls = {
+            books.ACCOUNT: f"http://{webhook.address}/one",
+            books.PAID: f"http://127.0.0.1:{self.webhook_port}/batch",
+        }
         self.servers = [self._server(number, instances) for number in range(form.servers)]
         self.run_tmc = self._run_tmc
         token = self._init()
@@ -257,7 +261,7 @@ class World(Scene):
 
     @property
     def addresses(self) -> str:
-        return ",".join(door.address for door in self._doors)
+        return _hosts(self._doors)
 
     @property
     def consumer_address(self) -> str:

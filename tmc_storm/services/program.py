@@ -15,6 +15,7 @@ _RESTART_S = 0.5
 class Program:
     """One process and its children. It is started again when it ends by itself, and `ends` has the exit codes.
 
+    bad_stops: how it ended after `stop`, if not with code 0 or by that signal.
     log: where its output goes.  environment: beside that of this process, of whose settings of a center it gets none.
     """
 
@@ -28,6 +29,7 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
         self._wanted = False
         self.ends: list[int] = []
+        self.bad_stops: list[str] = []
 
     @property
     def pid(self) -> int:
@@ -59,19 +61,26 @@ class Program:
 
     def stop(self, seconds: float = 30.0) -> None:
         """End it with SIGTERM, and with SIGKILL if it is still there after this time."""
-        self._end(signal.SIGTERM, seconds)
+        code = self._end(signal.SIGTERM, seconds)
+        if code not in (None, 0, -signal.SIGTERM):
+            self.bad_stops.append(
+                f"was not done {seconds:g} s after SIGTERM"
+                if code == -signal.SIGKILL
+                else f"exit code {code} after SIGTERM"
+            )
 
-    def _end(self, number: signal.Signals, seconds: float = 30.0) -> None:
+    def _end(self, number: signal.Signals, seconds: float = 30.0) -> int | None:
+        """Returns: its exit code; None: it has never been started."""
         with self._lock:
             self._wanted = False
             if self._process is None:
-                return
+                return None
             self._signal(number)  # to its children, too, if it has ended by itself
             try:
                 self._process.wait(seconds)
             except subprocess.TimeoutExpired:
                 self._signal(signal.SIGKILL)
-                self._process.wait()
+            return self._process.wait()
 
     def suspend(self) -> None:
         """Stop it where it is, with all its connections open."""

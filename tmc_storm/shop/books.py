@@ -1,4 +1,4 @@
-"""The books of the services. No key is unique: what happens twice is to be seen."""
+"""The books of the services. No key of what is counted is unique: what happens twice is to be seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUBSCRIPTIONS = {STOCK_APP: (PAID, SHIPPED, ACCOUNT), MAIL_APP: (PAID, ACCOUNT)}
 WEBHOOKS = {WEB_APP: (PAID, ACCOUNT)}
 """The same for a service that gets them as webhooks, at a center of the storm's own."""
 
-_ASYNC = {
+_ASYNC_DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "mariadb+mysqldb": "mariadb+asyncmy",
     "postgresql+psycopg": "postgresql+psycopg_async",
@@ -85,9 +85,8 @@ def engine_of(url: str) -> sa.Engine:
 
 def async_engine_of(url: str) -> AsyncEngine:
     """Connect a service that is written for asyncio, by the driver that SQLAlchemy has for it."""
-    engine = create_async_engine(
-        sa.make_url(url).set(drivername=_ASYNC[sa.make_url(url).drivername]), pool_pre_ping=True
-    )
+    blocking = sa.make_url(url)
+    engine = create_async_engine(blocking.set(drivername=_ASYNC_DRIVERS[blocking.drivername]), pool_pre_ping=True)
     _prepare(engine.sync_engine)
     return engine
 

@@ -17,8 +17,9 @@ class ChangedMind(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """key: of its message.  delay_s: 0, none.  is_refused: by its handlers.  is_undone: its transaction, where it has one.
+    """An order to take.
 
+    key: of its message.  delay_s: 0, none.  is_refused: by its handlers.  is_undone: its transaction, where it has one.
     thinks_s: how long a transaction block waits before its commit.  number: within its order key.  text: something to carry.
     """
 

@@ -23,19 +23,26 @@ class AsyncBlocks:
         self._engine = books.async_engine_of(settings.database)
 
     def send(self, order: Order) -> None:
-        """Take an order in a block. Raises what the block raises."""
+        """Take an order in a block; each thread that waits has one open. Raises what the block raises."""
         asyncio.run_coroutine_threadsafe(self._send(order), self._loop).result()
 
     def close(self) -> None:
         """Finish what was begun."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     async def _send(self, order: Order) -> None:
-        async with AsyncSession(self._engine) as session, self._center.transaction(session) as tx:
+        is_slow = order.thinks_s > 0
+        async with (
+            AsyncSession(self._engine) as session,
+            self._center.transaction(session, prepare_first=is_slow) as tx,
+        ):
             tx.send(order.topic, order.body, key=order.key, delay=order.delay)
+            await asyncio.sleep(order.thinks_s)  # perhaps for longer than its topic allows: then a check fences it
             await session.execute(books.sent.insert(), order.row())
             if order.is_undone:
                 raise ChangedMind

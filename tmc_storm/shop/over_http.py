@@ -15,22 +15,28 @@ from tmc_storm.shop.orders import Order
 
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
+_LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+"""Whether the request was heard is not known: the next server knows."""
+
+
+class RefusedOverHttp(Exception):
+    """The center does not take a message, and repeating it is no use; or its answer is none that docs/http.md describes."""
 
 
 class HttpPublisher:
-    """Asks one server after the other until the message is stored."""
+    """A caller that asks one server after the other until a message is stored."""
 
     def __init__(self, addresses: Sequence[str], app: str, key: str) -> None:
         """addresses: host:port of each server."""
         headers = {"tmc-app": app, "authorization": f"Bearer {key}"}
-        clients = [
-            httpx.Client(base_url=f"http://{address}", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-            for address in addresses
-        ]
-        self._clients = itertools.cycle(clients)
+        self._client = httpx.Client(headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        self._urls = itertools.cycle(f"http://{address}/v1/messages:publish" for address in addresses)
+
+    def close(self) -> None:
+        self._client.close()
 
     def publish(self, order: Order) -> None:
-        """Publish the message of an order: the same attempt until it is answered. Raises httpx.HTTPStatusError: it is refused."""
+        """Publish the message of an order: the same attempt until it is answered. Raises RefusedOverHttp."""
         request = {
             "topic": order.topic,
             "key": order.key,
@@ -39,16 +45,22 @@ class HttpPublisher:
             "attemptId": _base64(tmc.new_attempt_id()),
             "delayMs": order.delay_s * 1000,
         }
-        while True:
-            try:
-                answer = next(self._clients).post("/v1/messages:publish", json=request)
-            except httpx.TransportError:
-                pass  # whether it was heard is not known: the next server knows
-            else:
-                if answer.status_code not in (429, 503):
-                    answer.raise_for_status()
-                    return
+        while not self._is_stored(request):
             time.sleep(_PAUSE_S)
+
+    def _is_stored(self, request: dict[str, object]) -> bool:
+        """Ask once. Returns False: repeat it."""
+        try:
+            answer = self._client.post(next(self._urls), json=request)
+            said = answer.json()
+        except _LOST:
+            return False
+        if answer.status_code == 200 and said["state"] == "MESSAGE_STATE_COMMITTED" and said["messageId"]:
+            return True
+        is_passing = answer.status_code in (429, 503) or said.get("reason") == "ROW_LOCKED"
+        if not is_passing:
+            raise RefusedOverHttp(f"{answer.status_code} {answer.text[:300]}")
+        return False
 
 
 def _base64(data: bytes) -> str:

@@ -32,7 +32,7 @@ from tmc_storm.shop import books
 from tmc_storm.shop.orders import ChangedMind, Order
 from tmc_storm.shop.over_asyncio import AsyncBlocks
 from tmc_storm.shop.over_http import HttpPublisher
-from tmc_storm.shop.settings import CLOSING_TIME, HTTP, QUEUE, ShopSettings, closed_file
+from tmc_storm.shop.settings import CLOSING_TIME, ShopSettings, Way, closed_file
 
 log = logging.getLogger("tmc_storm.producer")
 
@@ -65,6 +65,10 @@ class Shop:
 
     def run(self) -> None:
         """Take orders until closing time; answer checks and send what is in the outbox until `stop`."""
+        with self._open:
+            self._run()
+
+    def _run(self) -> None:
         for topic in (books.PAID, books.SHIPPED):
             self._center.check(topic)(_without_ledger)
         if self._settings.check_address:
@@ -86,24 +90,24 @@ class Shop:
                 closed_file(self._settings.folder, self._settings.name).touch()
         for thread in threads:
             thread.join()
-        self._open.close()
 
-    def _work_of_ways(self) -> Mapping[str, Callable[[Order], object]]:
-        """Open the doors of the center. Returns: how an order is taken in each way."""
+    def _work_of_ways(self) -> Mapping[Way, Callable[[Order], object]]:
+        """Open the doors of the center. Returns: how an order is taken in each way but ORDER."""
         settings, center = self._settings, self._center
-        blocks = AsyncBlocks(settings)
-        self._open.callback(blocks.close)
-        work: dict[str, Callable[[Order], object]] = {
-            "block": partial(self._block, center),
-            "another-block": partial(self._block, center),
-            "async-block": blocks.send,
-            "outbox": self._add,
-            "publish": partial(self._publish, self._publish_by_sdk),
+        blocks = self._open.enter_context(contextlib.closing(AsyncBlocks(settings)))
+        work: dict[Way, Callable[[Order], object]] = {
+            Way.BLOCK: partial(self._block, center),
+            Way.ANOTHER_BLOCK: partial(self._block, center),
+            Way.ASYNC_BLOCK: blocks.send,
+            Way.ANOTHER_ASYNC_BLOCK: blocks.send,
+            Way.OUTBOX: self._add,
+            Way.PUBLISH: partial(self._publish, self._publish_by_sdk),
         }
-        if settings.http:
-            work[HTTP] = partial(self._publish, HttpPublisher(settings.http, settings.app, settings.key).publish)
-        if settings.queue:
-            work[QUEUE] = partial(self._block, self._open.enter_context(settings.connect_through_queue()))
+        if Way.HTTP in settings.ways:
+            publisher = HttpPublisher(settings.http, settings.app, settings.key)
+            work[Way.HTTP] = partial(self._publish, self._open.enter_context(contextlib.closing(publisher)).publish)
+        if Way.QUEUE in settings.ways:
+            work[Way.QUEUE] = partial(self._block, self._open.enter_context(settings.connect_through_queue()))
         return work
 
     def _resume(self) -> None:

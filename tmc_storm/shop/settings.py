@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import tmc_client as tmc
@@ -16,10 +17,20 @@ SETTINGS = "TMC_STORM_SETTINGS"
 
 CLOSING_TIME = "closing-time"
 """A file: no orders from now on."""
-WAYS = ("block", "another-block", "async-block", "outbox", "publish", "order")
-"""Ways in which every producer sends: its keys are NAME.LIFE.WAY.NUMBER."""
-HTTP, QUEUE = "http", "queue"
-"""Doors of a center that may be closed."""
+
+
+class Way(StrEnum):
+    """A way in which a producer sends: its keys are NAME.LIFE.WAY.NUMBER."""
+
+    BLOCK = "block"
+    ANOTHER_BLOCK = "another-block"
+    ASYNC_BLOCK = "async-block"
+    ANOTHER_ASYNC_BLOCK = "another-async-block"
+    OUTBOX = "outbox"
+    PUBLISH = "publish"
+    ORDER = "order"
+    HTTP = "http"
+    QUEUE = "queue"
 
 
 def closed_file(folder: str | Path, name: str) -> Path:
@@ -29,8 +40,9 @@ def closed_file(folder: str | Path, name: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ShopSettings:
-    """address: of the center.  authority: PEM file, for TLS; empty, none.  server_name: in its certificate.
+    """Settings of one program.
 
+    address: of the center.  authority: PEM file, for TLS; empty, none.  server_name: in its certificate.
     check_address: where a producer answers checks; empty, nowhere.  per_second: orders of this process.  seed: of what it orders.
     http: host:port of its servers' HTTP doors; empty, none.  queue: address of its submit queue; empty, none.  submit_secret: of
     that queue.  listen: host:port where webhooks come.
@@ -53,9 +65,10 @@ class ShopSettings:
     listen: str = ""
 
     @property
-    def ways(self) -> Sequence[str]:
-        """Return the ways in which this producer sends."""
-        return (*WAYS, *(way for way, door in ((HTTP, self.http), (QUEUE, self.queue)) if door))
+    def ways(self) -> Sequence[Way]:
+        """Return the ways in which this producer sends: some doors of the center may be closed."""
+        closed = {way for way, door in ((Way.HTTP, self.http), (Way.QUEUE, self.queue)) if not door}
+        return [way for way in Way if way not in closed]
 
     def write(self) -> Path:
         """Write the file, readable by this user alone, and return its path."""

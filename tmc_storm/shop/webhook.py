@@ -21,7 +21,9 @@ from tmc_common.addresses import HostPort
 from tmc_storm.shop import books
 from tmc_storm.shop.settings import ShopSettings
 
-_DONE, _REFUSED, _FAILED, _AWAY = 204, 422, 500, 503
+_DONE, _MALFORMED, _REFUSED, _FAILED, _AWAY = 204, 400, 422, 500, 503
+_BATCH = "application/cloudevents-batch+json"
+_FORMS = {"application/cloudevents+json": dict, _BATCH: list}
 _FINISH_S = 5
 
 
@@ -32,21 +34,29 @@ class Receiver:
         self._engine = books.engine_of(settings.database)
         self._refused = Path(settings.folder) / f"{settings.app}.refused"
 
+    def close(self) -> None:
+        """Close the connections to the books; a later request opens others."""
+        self._engine.dispose()
+
     async def __call__(
         self,
-        _scope: dict[str, Any],
+        scope: dict[str, Any],
         receive: Callable[[], Awaitable[dict[str, Any]]],
         send: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
-        """Answer a request. The center first asks with HEAD whether somebody is there."""
+        """Answer a request."""
         body, is_complete = b"", False
         while not is_complete:
             event = await receive()
             if event["type"] == "http.disconnect":
                 return
             body, is_complete = body + event["body"], not event.get("more_body")
-        found = json.loads(body) if body else []
-        status = await asyncio.to_thread(self._take, found if isinstance(found, list) else [found])
+        kind = dict(scope["headers"]).get(b"content-type", b"").decode()
+        found: Any = json.loads(body)
+        is_of_its_form = isinstance(found, _FORMS.get(kind, ()))
+        status = _MALFORMED
+        if scope["method"] == "POST" and is_of_its_form:
+            status = await asyncio.to_thread(self._take, found if kind == _BATCH else [found])
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
@@ -61,15 +71,21 @@ class Receiver:
         if any(event["subject"].endswith("77") and event["tmcattempt"] == 1 for event in events):
             return _FAILED
         try:
-            with self._engine.begin() as connection:
-                for event in events:
-                    _book(connection, event)
-        except sa.exc.SQLAlchemyError:
-            return _AWAY  # the database, or another copy that is being booked at this moment
+            try:
+                self._book(events)
+            except sa.exc.IntegrityError:
+                self._book(events)  # another copy was booked at this moment: now it is seen
+        except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError):
+            return _AWAY
         return _DONE
 
+    def _book(self, events: Sequence[dict[str, Any]]) -> None:
+        with self._engine.begin() as connection:
+            for event in events:
+                _book_one(connection, event)
 
-def _book(connection: sa.Connection, event: dict[str, Any]) -> None:
+
+def _book_one(connection: sa.Connection, event: dict[str, Any]) -> None:
     if connection.scalar(sa.select(books.seen.c.message_id).where(books.seen.c.message_id == event["id"])):
         return
     connection.execute(books.seen.insert(), {"message_id": event["id"]})
@@ -87,7 +103,7 @@ def _book(connection: sa.Connection, event: dict[str, Any]) -> None:
 
 
 def main(path: str) -> None:
-    """Run until a signal; requests that were begun are answered."""
+    """Run until a signal; requests that were begun are answered, if they take no longer than 5 s."""
     settings = ShopSettings.read(path)
     address = HostPort.parse(settings.listen)
     uvicorn.run(
