@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -15,6 +17,9 @@ from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.rabbitmq import RabbitMQ
 
+signal.signal(
+    signal.SIGTERM, signal.default_int_handler
+)  # who stops the tests lets their fixtures stop what they started
 SERVERS = ("mariadb", "postgresql")
 """Fixtures of database servers that the center runs on."""
 _FIGURES = pytest.StashKey[list[str]]()
@@ -34,7 +39,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     counts = {kind: len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "failed", "error")}
     now = datetime.now(UTC)
-    report = config.rootpath / "reports" / f"long-{now:%Y-%m-%dT%H%M}.md"
+    report = config.rootpath / "reports" / f"long-{now:%Y-%m-%dT%H%M}-{os.getpid()}.md"  # of this lane
     report.parent.mkdir(exist_ok=True)
     lines = [f"# Long run of {now:%Y-%m-%d %H:%M} UTC", "", ", ".join(f"{n} {kind}" for kind, n in counts.items()), ""]
     report.write_text("\n".join([*lines, *(f"- {figure}" for figure in figures)]) + "\n")

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tmc_storm.eventually import eventually
+
 ROOT = Path(__file__).parents[2]
 LANES = {"acceptance": "tests/acceptance", "others": "tests/unit", "pipeline": "tests/pipeline"}
 
 
-def _run(checkout: Path, failing: str = "", slow: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(checkout), "TMPDIR": str(checkout)}
+def _environment(checkout: Path, failing: str = "", slow: str = "") -> dict[str, str]:
     lanes = {"FAILING": LANES.get(failing, ""), "SLOW": LANES.get(slow, "")}
+    return {"PATH": os.environ["PATH"], "HOME": str(checkout), "TMPDIR": str(checkout), **lanes}
+
+
+def _run(checkout: Path, failing: str = "", slow: str = "") -> subprocess.CompletedProcess[str]:
     script = ["bash", str(checkout / "scripts/test")]
-    return subprocess.run(script, env=environment | lanes, text=True, capture_output=True, timeout=60)
+    environment = _environment(checkout, failing, slow)
+    return subprocess.run(script, env=environment, text=True, capture_output=True, timeout=60)
 
 
 def test_every_test_is_in_a_lane() -> None:
-    lanes = (ROOT / "scripts/test").read_text()
+    _, _, lanes = (ROOT / "scripts/test").read_text().partition("lanes=()")
     files = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
     missing = [path for path in files if not any(str(parent) in lanes.split() for parent in (path, *path.parents))]
     assert missing == []
@@ -41,7 +48,8 @@ def checkout(tmp_path: Path) -> Path:
     pytest_itself = tmp_path / "venv/bin/pytest"
     pytest_itself.parent.mkdir(parents=True)
     pytest_itself.write_text(
-        '#!/bin/bash\necho "ran $*"\nif [ "$1" = "$SLOW" ]; then sleep 0.5; fi\n[ "$1" != "$FAILING" ]\n'
+        '#!/bin/bash\necho "ran $*"\nif [ "$1" = "$SLOW" ]; then sleep 0.5; fi\n'
+        'if [ "$SLOW" = all ]; then touch "began-${1##*/}"; exec sleep 50; fi\n[ "$1" != "$FAILING" ]\n'
     )
     pytest_itself.chmod(0o755)
     return tmp_path
@@ -62,3 +70,17 @@ def test_one_failing_lane_fails_the_run_and_the_others_still_run(checkout: Path,
     for tests in LANES.values():
         assert f"ran {tests}" in done.stdout
     assert not list(checkout.glob("tmp.*")), "the lanes' logs are left behind"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_who_stops_it_stops_all_lanes(checkout: Path, number: signal.Signals, code: int) -> None:
+    script = ["bash", str(checkout / "scripts/test")]
+    environment = _environment(checkout) | {"SLOW": "all"}
+    with (checkout / "log").open("w") as log:
+        running = subprocess.Popen(script, env=environment, stdout=log, stderr=log, start_new_session=True)
+    eventually(lambda: len(list(checkout.glob("began-*"))) == len(LANES))
+    running.send_signal(number)
+    assert running.wait(20) == code
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.pid, 0)  # nobody of its session is left
+    assert not list(checkout.glob("tmp.*"))
