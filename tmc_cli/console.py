@@ -9,7 +9,7 @@ import typer
 
 from tmc_cli import fail, say
 from tmc_cli.options import command
-from tmc_cli.target import DEFAULT_ADDRESS, Target
+from tmc_cli.target import DEFAULT_ADDRESS, Target, first_that_listens
 from tmc_common.addresses import HostPort, is_loopback
 from tmc_console.running import ConsoleConfig, run
 from tmc_console.sso_names import Provider
@@ -22,7 +22,13 @@ def console(
     listen: Annotated[
         str, typer.Option(envvar="TMC_CONSOLE_LISTEN", help="host:port for browsers; port 0 takes a free one.")
     ] = "127.0.0.1:50052",
-    address: Annotated[str, typer.Option(envvar="TMC_ADDRESS", help="host:port of a server.")] = DEFAULT_ADDRESS,
+    address: Annotated[
+        str,
+        typer.Option(
+            envvar="TMC_ADDRESS",
+            help="host:port of a server; of several with commas, the first that listens at the start.",
+        ),
+    ] = DEFAULT_ADDRESS,
     authority: Annotated[
         str, typer.Option(envvar="TMC_CA", help="PEM file: TLS to the server, trusting this authority.")
     ] = "",
@@ -58,6 +64,7 @@ def console(
     behind_tls: Annotated[bool, typer.Option("--behind-tls", help="A proxy in front of it speaks TLS.")] = False,
 ) -> None:
     """Run the web console. Operators log in with their tokens."""
+    address = first_that_listens(address)
     target = Target(address=address, authority=authority, certificate=certificate, key=key, server_name=server_name)
     target.check()
     try:

@@ -130,11 +130,11 @@ class Target:
                 # A server speaks first. With TLS 1.3 it looks at our certificate after the handshake, and hangs up.
                 welcome = wrapped.recv(1)
         except ssl.SSLCertVerificationError as exc:
-            way_out = (
-                "give a name that is in it: --server-name NAME (TMC_SERVER_NAME)"
-                if "mismatch" in exc.verify_message
-                else "check --authority (TMC_CA)"
-            )
+            way_out = "check --authority (TMC_CA)"
+            if "mismatch" in exc.verify_message:
+                way_out = "give a name that is in it: --server-name NAME (TMC_SERVER_NAME)"
+            elif "expired" in exc.verify_message:
+                way_out = "the server needs a new one, or its authority does"
             return f"The certificate of {self.address} is refused ({exc.verify_message.rstrip('.')}): {way_out}."
         except ssl.SSLError as exc:
             if exc.reason in _PLAINTEXT:

@@ -15,7 +15,14 @@ from typing import Any
 import pika
 from pika.adapters.select_connection import SelectConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
-from pika.exceptions import AMQPConnectionError, InvalidFieldTypeException, StreamLostError
+from pika.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    InvalidFieldTypeException,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+    StreamLostError,
+)
 
 from tmc_common.addresses import each_host
 
@@ -56,11 +63,34 @@ def connect(parameters: pika.connection.Parameters) -> pika.BlockingConnection:
 
 def text_of(reason: object) -> str:
     """Say what is behind an error of the library, whose own text is empty where TLS or a proxy refuses the connection."""
-    inner = [*getattr(reason, "exceptions", ()), getattr(reason, "exception", None), *getattr(reason, "args", ())]
-    for each in inner:
-        if isinstance(each, BaseException) and (text := text_of(each)):
+    for each in _inner(reason):
+        if text := text_of(each):
             return text
     return str(reason) or type(reason).__name__
+
+
+def is_login_refused(reason: object) -> bool:
+    """Return whether the broker knows no such user, password or virtual host."""
+    if any(map(is_login_refused, _inner(reason))):
+        return True
+    is_probable = isinstance(reason, ProbableAuthenticationError | ProbableAccessDeniedError)
+    return is_probable and "ClosedByBroker" in repr(reason)  # the library also takes a broker that goes away for that
+
+
+def refused_login(parameters: pika.connection.Parameters) -> str:
+    """Log in and out. Returns: why that does not work; "": it works."""
+    try:
+        connect(parameters).close()
+    except AMQPError as exc:
+        advice = "Check user, password and virtual host: " if is_login_refused(exc) else ""
+        return f"{advice}{text_of(exc)}"
+    return ""
+
+
+def _inner(reason: object) -> list[BaseException]:
+    """Return the errors that an error of the library wraps."""
+    inner = [*getattr(reason, "exceptions", ()), getattr(reason, "exception", None), *getattr(reason, "args", ())]
+    return [each for each in inner if isinstance(each, BaseException)]
 
 
 def hang_up(connection: Any) -> None:

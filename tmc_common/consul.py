@@ -15,6 +15,9 @@ from tmc_common.eventlog import EventLog
 
 log = EventLog("tmc_common.consul")
 
+AGENT_ERRORS = (ConsulException, requests.RequestException)
+"""What a call of an agent raises that is away, or refuses it."""
+
 
 def agent_client(agent: str, token: str, timeout_s: float) -> Consul:
     """A client of the agent at host:port. One thread at a time.
@@ -93,7 +96,7 @@ class Registration:
         with self._lock:
             try:
                 self._client.agent.service.deregister(self.id)
-            except (ConsulException, requests.RequestException) as exc:
+            except AGENT_ERRORS as exc:
                 log.warning("deregistration_failed", "%s stays registered until Consul's check fails: %s", self.id, exc)
 
     def start(self, every: timedelta = timedelta(seconds=15)) -> None:
@@ -118,7 +121,7 @@ class Registration:
             pause = every_s
             try:
                 self.run_once()
-            except (ConsulException, requests.RequestException) as exc:
+            except AGENT_ERRORS as exc:
                 log.warning("registration_delayed", "Consul does not answer, %s is registered later: %s", self.id, exc)
                 pause = min(every_s, 2.0)
             self._stopping.wait(pause)

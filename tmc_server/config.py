@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
@@ -314,12 +314,19 @@ class DiscoveryConfig(Section):
     """[discovery]: where producers' services are found."""
 
     kind: Literal["static", "recorded", "consul"] = Field(
-        "static",
-        description="static: [discovery.instances]; recorded: as producers send them; consul: by service name and tag",
+        "recorded",
+        description="recorded: as producers send them; static, the default with instances: [discovery.instances]; consul: by "
+        "service name and tag",
     )
     instances: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="app or app@tag = list of host:port, for kind static"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_listed(cls, given: Any) -> Any:
+        """Where instances are listed, they are meant to be used."""
+        return {"kind": "static", **given} if isinstance(given, dict) and given.get("instances") else given
 
 
 def _egress_entries(value: tuple[str, ...]) -> tuple[str, ...]:

@@ -122,12 +122,15 @@ class CredentialsMissing(TmcError):
 
 
 class CredentialsInvalid(TmcError):
-    text = "App and key do not belong together: check both, a new key takes a few seconds to be known."
+    text = "App and key do not belong together: check both."
     reason = "CREDENTIALS_INVALID"
 
 
 class AdminOnly(TmcError):
-    text = "This needs a valid admin token: TMC_ADMIN_TOKEN, --token, or metadata 'authorization: Bearer TOKEN'."
+    text = (
+        "This needs a valid admin token: TMC_ADMIN_TOKEN, TMC_ADMIN_TOKEN_FILE, --token, or metadata "
+        "'authorization: Bearer TOKEN'."
+    )
     reason = "ADMIN_ONLY"
 
 

@@ -240,13 +240,13 @@ MISTAKES = [
         id="admin, wrong token",
         arguments="admin --address {plain} --token wrong list-apps",
         code=1,
-        says="This needs a valid admin token: TMC_ADMIN_TOKEN, --token",
+        says="This needs a valid admin token: TMC_ADMIN_TOKEN, TMC_ADMIN_TOKEN_FILE, --token",
     ),
     Mistake(
         id="admin, no token",
         arguments="admin --address {plain} list-apps",
         code=1,
-        says="This needs a valid admin token: TMC_ADMIN_TOKEN, --token",
+        says="This needs a valid admin token: TMC_ADMIN_TOKEN, TMC_ADMIN_TOKEN_FILE, --token",
     ),
     Mistake(
         id="health, the port of an HTTP server",

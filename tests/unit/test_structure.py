@@ -65,6 +65,7 @@ ALLOWED = {
         "tmc_common.eventlog",
     },
     "tmc_server.outgoing": {"tmc_server.domain"},
+    "tmc_server.certificates": {"tmc_server.config", "tmc_common.eventlog"},
     "tmc_server.requests": {
         *_SERVER,
         "tmc_server.metrics",
@@ -78,6 +79,7 @@ ALLOWED = {
     "tmc_server.rpc": {
         *_SERVER,
         "tmc_server.requests",
+        "tmc_server.certificates",
         "tmc_server.config",
         "tmc_server.metrics",
         "tmc_server.origin",
@@ -88,6 +90,7 @@ ALLOWED = {
     },
     "tmc_server.http": {
         *_SERVER,
+        "tmc_server.certificates",
         "tmc_server.config",
         "tmc_server.rpc",
         "tmc_common.addresses",

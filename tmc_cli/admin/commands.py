@@ -21,6 +21,7 @@ from tmc_cli.admin.operators import (
     print_audit,
     print_operators,
     print_seals,
+    say_if_shorter,
     say_registered_already,
     update_operator,
 )
@@ -252,6 +253,7 @@ COMMANDS: Sequence[Rpc | Callable[..., None]] = (
         name="rotate-token",
         defaults={"overlap_ms": "1h"},
         helps={"name": "Without it: your own."},
+        after=say_if_shorter,
     ),
     Rpc("RemoveOperator", "Remove an operator; the tokens are refused from then on.", "name"),
     Rpc("ListOperators", "List operators, with their rights and when their tokens expire.", prints=print_operators),

@@ -14,6 +14,7 @@ from tmc_cli.admin.text import when
 from tmc_common.printable import escaped
 from tmc_common.protocol import admin_pb2
 
+_NEARLY_MS = 60_000
 print_operators = printed(
     "operators",
     {
@@ -78,6 +79,15 @@ def say_registered_already(answer: Any, request: Any) -> None:
     if not (answer.token or request["without_token"]):
         name = escaped(request["name"])
         say(f"{name} is registered already: `tmc admin rotate-token {name}` makes another token.")
+
+
+def say_if_shorter(answer: Any, request: Any) -> None:
+    """Say when the new token does not last as long as was asked for."""
+    ends_ms = answer.operator.expires_ms
+    if ends_ms and (not request["valid_ms"] or ends_ms < time.time() * 1000 + request["valid_ms"] - _NEARLY_MS):
+        say(
+            f"It expires {when(ends_ms)}, like the token before: one's own token cannot be prolonged, an administrator can."
+        )
 
 
 def _token_ends(ms: int) -> str:

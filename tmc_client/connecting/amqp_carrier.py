@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 import pika
-from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from tmc_client import errors
 from tmc_client.connecting.submit_queue import Letter
 from tmc_client.forks import abandon
 from tmc_common import submission
-from tmc_common.amqp import Nodes, answered_within, connect, text_of
+from tmc_common.amqp import Nodes, answered_within, connect, is_login_refused, text_of
 
 _CONNECT_S = 5.0
 _CLOSE_S = 1.0
@@ -116,8 +116,7 @@ def _properties(correlation: str, letter: Letter) -> pika.BasicProperties:
 
 def _translated(exc: AMQPError) -> errors.TmcError:
     text = text_of(exc)
-    is_login = isinstance(exc, ProbableAuthenticationError | ProbableAccessDeniedError)
-    if is_login and "ClosedByBroker" in repr(exc):  # the library also takes a broker that goes away meanwhile for that
+    if is_login_refused(exc):
         return errors.NotAuthenticated(f"RabbitMQ does not let this user in: {text}")
     code = exc.reply_code if isinstance(exc, ChannelClosedByBroker) else 0
     if code == _ACCESS_REFUSED:

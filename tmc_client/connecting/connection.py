@@ -255,7 +255,7 @@ class Connection:
                 assert self._consul is not None
                 raise errors.Unavailable(
                     f"Consul knows no passing instance of {self._consul.service!r} with tag {self._consul.tag!r}: "
-                    "is a server running, and registered with that tag?"
+                    "is a server running and registered with that tag, and may the token (CONSUL_HTTP_TOKEN) read it?"
                 )
             return self._servers
 

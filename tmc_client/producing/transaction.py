@@ -68,10 +68,7 @@ class Preparation:
     def collect(self) -> list[Prepared]:
         """Return all handles. Raises the first error; DeadlineExceeded if a call is not answered yet."""
         try:
-            return [
-                prepared_of(request, wait(future, timedelta(0)))
-                for request, future in zip(self._requests, self.futures, strict=True)
-            ]
+            return [_collected(*each) for each in zip(self._requests, self.futures, strict=True)]
         except errors.DeadlineExceeded as exc:
             prepared, all_of_them = sum(map(_is_answered, self.futures)), len(self.futures)
             advice = (
@@ -90,6 +87,15 @@ class Preparation:
         for request in abandoned:
             attempt = Prepared(message_id="", topic=request.topic, key=request.key, attempt_id=request.attempt_id)
             self._producer.rollback(attempt, BACKGROUND)
+
+
+def _collected(request: message_pb2.PrepareRequest, future: Future[Any]) -> Prepared:
+    """Return one handle. Its error says which message of the block it is about."""
+    try:
+        return prepared_of(request, wait(future, timedelta(0)))
+    except errors.TmcError as exc:
+        exc.add_note(f"topic {request.topic!r}, key {request.key!r}")
+        raise
 
 
 def _is_answered(future: Future[Any]) -> bool:

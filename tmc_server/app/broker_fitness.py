@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from tmc_common.addresses import each_host, is_loopback
+from tmc_common.amqp import Nodes, refused_login
 from tmc_common.limited import UNCOMPRESSED, parsed, read_body
 from tmc_common.submission import QUEUES
 from tmc_server.delivery.rabbitmq_queues import DELIVERY_LIMIT
@@ -19,6 +20,7 @@ from tmc_server.domain.queue_names import PREFIX
 from tmc_server.store.dialects.contract import Finding
 
 _DEADLINE_S = 5.0
+_PATIENCE = {"connection_attempts": 1, "socket_timeout": _DEADLINE_S, "blocked_connection_timeout": _DEADLINE_S}
 _MOST_BYTES = 64 << 20  # of an answer: all queues of a virtual host
 _HARMFUL: Mapping[str, str] = {
     "message-ttl": "copies that wait for longer vanish",
@@ -35,19 +37,30 @@ def examine_broker(url: str, management: str) -> Sequence[Finding]:
     """url: of the broker.  management: http://user:password@host:15672; "": policies cannot be seen."""
     parts = urlsplit(each_host(url)[0])
     is_private = parts.scheme == "amqps" or is_loopback(f"{parts.hostname}:{parts.port or 5672}")
-    scheme = parts.scheme if is_private else f"{parts.scheme}: passwords and messages cross the network unencrypted"
-    tls = Finding(setting="RabbitMQ, TLS", value=scheme, must="", ok=True)
+    scheme = "of this machine, without TLS" if parts.scheme == "amqp" else "with TLS"
+    if not is_private:
+        scheme = "without TLS: passwords and messages cross the network unencrypted"
+    ours = [_login(url), Finding(setting="RabbitMQ, connection", value=scheme, must="", ok=True)]
     if not management:
         text = "not looked at: set rabbitmq.management"
-        return [tls, Finding(setting="RabbitMQ, policies", value=text, must="", ok=True)]
+        return [*ours, Finding(setting="RabbitMQ, policies", value=text, must="", ok=True)]
     host = parts.path.removeprefix("/") or quote("/", safe="")
     try:
         with httpx.Client(base_url=management, timeout=_DEADLINE_S, trust_env=False) as client:
-            return [tls, *_policies(client, host), *_limits(client, host)]
+            return [*ours, *_policies(client, host), *_limits(client, host)]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         status = f" with status {exc.response.status_code}" if isinstance(exc, httpx.HTTPStatusError) else ""
         must = f"answer ({type(exc).__name__}{status})"  # not the error's text: it quotes the URL with the password
-        return [tls, Finding(setting="RabbitMQ, management API", value="", must=must, ok=False)]
+        return [*ours, Finding(setting="RabbitMQ, management API", value="", must=must, ok=False)]
+
+
+def _login(url: str) -> Finding:
+    """Log in to one node after the other, as servers do."""
+    why = ""
+    for node in Nodes(url, **_PATIENCE).each:
+        if not (why := refused_login(node)):
+            return Finding(setting="RabbitMQ, login", value=f"{node.host}:{node.port}", must="", ok=True)
+    return Finding(setting="RabbitMQ, login", value="", must=f"work ([rabbitmq] url). {why}", ok=False)
 
 
 def _policies(client: httpx.Client, host: str) -> Iterator[Finding]:

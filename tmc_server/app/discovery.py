@@ -10,6 +10,7 @@ from tmc_server.config import Config
 from tmc_server.discovery.static import RecordedInstances, StaticInstances
 from tmc_server.domain.ports.checks import Instances
 from tmc_server.duties.periodic import Periodic
+from tmc_server.errors import DiscoveryUnavailable
 from tmc_server.store.engines import Database
 from tmc_server.store.senders import SqlSeenSenders
 
@@ -55,8 +56,20 @@ class Discovery:
                 token=consul.token.get_secret_value(),
                 tls=bool(self._config.tls.certificate),
             )
-            duties.append(Periodic("registration", self._registration.run_once, 5.0))
+            duties.append(Periodic("registration", self._register, 5.0))
         return duties
+
+    def _register(self) -> bool:
+        """Raises DiscoveryUnavailable."""
+        from tmc_common.consul import AGENT_ERRORS
+
+        try:
+            return bool(self._registration.run_once())
+        except AGENT_ERRORS as exc:
+            raise DiscoveryUnavailable(
+                f"Consul at {self._config.consul.agent} does not register this server, which callers may not find: check "
+                f"[consul] agent and token ({exc})"
+            ) from exc
 
     def deregister(self) -> None:
         if self._registration is not None:

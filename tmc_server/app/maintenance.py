@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from tmc_common.extras import extra_of
+from tmc_server.app.neighbor_fitness import examine_neighbors
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken, Finding
@@ -17,7 +18,7 @@ from tmc_server.store.fitness import examine, examine_hosts
 from tmc_server.store.group_commit import BATCH_BYTES
 from tmc_server.store.migrate import CannotMigrate, migrate
 from tmc_server.store.operators import OperatorStore
-from tmc_server.store.shard_map import ShardsElsewhere, as_ranges, check, known_map, refuse_others, settle
+from tmc_server.store.shard_map import ShardsElsewhere, as_ranges, check, identity_of, known_map, refuse_others, settle
 
 _CLOCKS_APART_S = 300
 
@@ -115,9 +116,10 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
         found = _examine_map(shards)
         lines += [str(finding) for finding in found]
         well = all(finding.ok for finding in found)
+    center = identity_of(shards.catalog) or "" if well else ""
     shards.close()
-    broker = _examine_broker(config)
-    return lines + [str(finding) for finding in broker], well and all(finding.ok for finding in broker)
+    others = [*_examine_broker(config), *examine_neighbors(config, center)]
+    return lines + [str(finding) for finding in others], well and all(finding.ok for finding in others)
 
 
 def _examine_clock(database: Database) -> Finding:

@@ -43,10 +43,7 @@ class Addressing:
             except Unavailable as exc:
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, exc.sentence)
             if not instances:
-                where = (
-                    f"No instance of {app.service_name!r} in environment {tag!r} is known: has it called center.checks()? "
-                    "One that answers over HTTP needs connect(check_address=...), and is known a second after its first call."
-                )
+                where = f"No instance of {app.service_name!r} in environment {tag!r} is known. {self._instances.hint}"
                 return CheckAnswer.unknown(CheckReason.NO_INSTANCE, where)
         good: list[Endpoint] = []
         problem = CheckAnswer.unknown(CheckReason.NO_INSTANCE)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import NoFreeChannels
 
-from tmc_common.amqp import NeverOpened, Nodes, give_up, run_connection
+from tmc_common.amqp import NeverOpened, Nodes, give_up, is_login_refused, run_connection, text_of
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import FORWARD_KEY
 from tmc_server.delivery.rabbitmq_lane import Lane, Sent
@@ -277,8 +277,16 @@ class RabbitOutlet:
 
     def _note_failure(self, reason: object) -> None:
         self._failures += 1
-        if self._failures == 1:
-            log.warning("broker_lost", "the broker is away, what is due waits uncounted: %r", reason)
+        if is_login_refused(reason):
+            if self._failures == 1:
+                log.error(
+                    "broker_refuses_login",
+                    "RabbitMQ does not let this server in, which delivers nothing: check user, password and virtual host in "
+                    "[rabbitmq] url, and the user's rights (%s)",
+                    text_of(reason),
+                )
+        elif self._failures == 1:
+            log.warning("broker_lost", "the broker is away, what is due waits uncounted: %s", text_of(reason))
 
     def _set_blocked(self, blocked: bool) -> None:
         self._blocked = blocked

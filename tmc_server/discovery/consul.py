@@ -22,6 +22,8 @@ _MOST_KNOWN = 1_000
 class ConsulInstances:
     """domain.ports.checks.Instances. While Consul is away the last list it gave is used."""
 
+    hint = "Consul has none with that name and tag that passes its check: does it call checks.serve(agent=...)?"
+
     def __init__(self, agent: str, token: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._client = agent_client(agent, token, timeout_s=3)
         self._monotonic = monotonic

@@ -12,6 +12,8 @@ from tmc_server.domain.ports.checks import Instance, SeenSenders
 class StaticInstances:
     """domain.ports.checks.Instances. known: addresses by `app` or, more closely, `app@tag`."""
 
+    hint = 'The servers list all they know in [discovery.instances], since discovery.kind is "static".'
+
     def __init__(self, known: Mapping[str, Sequence[str]]) -> None:
         self._known = known
 
@@ -25,6 +27,11 @@ class RecordedInstances:
 
     The newest first: an address seen an hour ago may be gone, and one that serves is seen again and again.
     """
+
+    hint = (
+        "Has it called center.checks().serve()? One that answers over HTTP needs connect(check_address=...), and is known a "
+        "second after its first call."
+    )
 
     def __init__(self, senders: SeenSenders) -> None:
         self._senders = senders

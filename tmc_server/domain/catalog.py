@@ -306,7 +306,7 @@ class Catalog:
         topic = self.topic_by_name.get(name)
         if topic is None or topic.owner != app.number:
             raise TopicUnknown(
-                f"There is no such topic that app {app.id!r} may use: register it as one of its own, or check the name."
+                f"There is no topic {name!r} that app {app.id!r} may use: register it as one of its own, or check the name."
             )
         return topic
 

@@ -14,6 +14,7 @@ import uvicorn
 
 from tmc_common.eventlog import EventLog
 from tmc_common.http_connections import PatientProtocol, listen
+from tmc_server.certificates import Renewal
 from tmc_server.config import TlsConfig
 from tmc_server.http.door import Door
 
@@ -72,10 +73,21 @@ class _Server(uvicorn.Server):
         self.started = True
 
 
+def _follow(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    """Use the certificate's files as they are: connections that begin after they were replaced get the new one."""
+    renewal = Renewal(tls)
+
+    def at_handshake(*_: object) -> None:
+        if renewal.renewed() is not None:
+            context.load_cert_chain(str(tls.certificate), tls.key)
+
+    context.sni_callback = at_handshake
+
+
 class HttpServer:
     """Listens from the start; serves from `start` to `stop`. die: it ended by itself.
 
-    Raises OSError: it cannot listen there, or use the certificate.
+    Raises OSError, CertificateUnusable: it cannot listen there, or use the certificate.
     """
 
     def __init__(self, door: Door, address: str, tls: TlsConfig, connections: int, die: Callable[[], None]) -> None:
@@ -98,6 +110,8 @@ class HttpServer:
             ssl_cert_reqs=ssl.CERT_REQUIRED if tls.client_authority else ssl.CERT_NONE,
         )
         config.load()
+        if config.ssl is not None:
+            _follow(config.ssl, tls)
         self._server = _Server(config)
         self._listening = listen(address)
         self.port: int = self._listening.getsockname()[1]

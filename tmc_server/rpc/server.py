@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2
+from tmc_server.certificates import KeyPair, Renewal
 from tmc_server.config import LimitsConfig, TlsConfig
 from tmc_server.rpc.calls import Edge, handlers
 from tmc_server.rpc.reflection import add_reflection
@@ -47,7 +48,7 @@ class GrpcServer:
 
 
 def build(servicers: Mapping[str, object], edge: Edge, listen: str, tls: TlsConfig, limits: LimitsConfig) -> GrpcServer:
-    """listen: host:port, port 0 for a free one. Raises OSError when it is taken."""
+    """listen: host:port, port 0 for a free one. Raises OSError when it is taken; CertificateUnusable."""
     server = grpc.aio.server(
         options=_options(limits), interceptors=(UnauthenticatedMethods(edge.reads, edge.doorkeeper),)
     )
@@ -101,8 +102,17 @@ def _options(limits: LimitsConfig) -> list[tuple[str, int]]:
 
 
 def _credentials(tls: TlsConfig) -> Any:
-    assert tls.certificate is not None
-    assert tls.key is not None
-    chain = [(Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())]
+    """Return credentials that follow the files. Raises OSError, CertificateUnusable."""
+    renewal = Renewal(tls)
     authority = Path(tls.client_authority).read_bytes() if tls.client_authority else None
-    return grpc.ssl_server_credentials(chain, authority, require_client_auth=authority is not None)
+
+    def configuration(pair: KeyPair) -> Any:
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)], authority)
+
+    def at_handshake() -> Any:
+        pair = renewal.renewed()
+        return None if pair is None else configuration(pair)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(renewal.pair), at_handshake, require_client_authentication=authority is not None
+    )

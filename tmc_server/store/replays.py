@@ -118,7 +118,9 @@ class SqlReplays:
                 )
             if int(ConsumptionState.ACKED) not in states:
                 state = ConsumptionState(states[0]).name
-                return ConsumptionClosed(f"The delivery is {state}: only ACKED ones are sent again.")
+                return ConsumptionClosed(
+                    f"The delivery is {state}: only ACKED ones are replayed. `tmc admin reactivate` delivers a FAILED one again."
+                )
             if tx.catalog.subscriptions[subscription].is_removed:
                 return ConsumptionClosed("The subscription was removed, so nothing is sent to it again.")
             outcome = (

@@ -405,9 +405,10 @@ class TestCommandLine:
         run("update-operator", "cli", "--role", "operator", "--all-topics", "--reads-bodies", "--reason", "on call")
         line = next(line for line in run("list-operators").stdout.splitlines() if line.startswith("cli "))
         assert line.split()[:4] == ["cli", "operator", "all", "yes"]
-        second = json.loads(run("--token", token, "rotate-token", "--valid", "30d", "--reason", "monthly").stdout)[
-            "token"
-        ]
+        rotated = run("--token", token, "rotate-token", "--valid", "30d", "--reason", "monthly")
+        second = json.loads(rotated.stdout)["token"]
+        prolonged = run("--token", second, "rotate-token", "--valid", "60d", "--overlap", "1h", "--reason", "longer")
+        assert ("cannot be prolonged" in rotated.stderr, "cannot be prolonged" in prolonged.stderr) == (False, True)
         assert json.loads(run("--token", second, "who-am-i").stdout)["name"] == "cli"
         assert "effective_ms" in run("remove-operator", "cli", "--reason", "left").stdout
         assert "valid admin token" in run("--token", second, "who-am-i").stderr

@@ -31,7 +31,21 @@ def _bad(broker: RabbitMQ) -> list[str]:
 
 def test_a_broker_with_settings_of_its_own_is_well(broker: RabbitMQ) -> None:
     found = list(map(str, examine_broker(broker.url, broker.management)))
-    assert found == ["ok   RabbitMQ, TLS = amqp", "ok   RabbitMQ, policies = harmless for 1 queues"]
+    assert found == [
+        f"ok   RabbitMQ, login = 127.0.0.1:{broker.port}",
+        "ok   RabbitMQ, connection = of this machine, without TLS",
+        "ok   RabbitMQ, policies = harmless for 1 queues",
+    ]
+
+
+def test_a_wrong_password_is_said_without_the_password(broker: RabbitMQ) -> None:
+    login, *_ = map(str, examine_broker(broker.url.replace("guest:guest", "guest:wrong-one"), ""))
+    assert login.startswith(
+        "BAD  RabbitMQ, login = , must work ([rabbitmq] url). Check user, password and virtual host: "
+    )
+    assert "wrong-one" not in login
+    away, *_ = map(str, examine_broker("amqp://guest:guest@127.0.0.1:1/%2F", ""))
+    assert (away.startswith("BAD  RabbitMQ, login"), "Check user" in away) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +81,4 @@ def test_a_management_api_that_does_not_answer_is_said(broker: RabbitMQ) -> None
     ]
     assert "401" in str(wrong)
     assert "nobody" not in str(wrong)
-    assert [each.ok for each in examine_broker(broker.url, "")] == [True, True]
+    assert [each.ok for each in examine_broker(broker.url, "")] == [True, True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -65,6 +66,29 @@ def test_another_name_or_no_client_certificate_is_refused(doors: Doors, missing:
     with doors.connect(**options) as center:
         with pytest.raises(tmc.Unavailable):
             center.publish("order.paid", b"x", key=missing, timeout=timedelta(seconds=2))
+
+
+def test_certificates_that_are_replaced_are_used_without_a_restart(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("center", "IP:127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key)}
+    settings = {"open_to_all": True, "tls": tls, "http": {"listen": "127.0.0.1:0"}}
+    with RunningCenter(f"sqlite:///{tmp_path}/tmc.db", **settings) as center:
+        http = center.server.parts.http
+        assert http is not None
+        doors = [("127.0.0.1", port) for port in (center.server.port, http.port)]
+
+        def shown() -> list[bool]:
+            """Which doors show what is in the file; the second look is of a connection after the change was noticed."""
+            for door in doors:
+                ssl.get_server_certificate(door)
+            return [ssl.get_server_certificate(door).strip() in certificate.read_text() for door in doors]
+
+        assert shown() == [True, True]
+        renewed = authority.issue("renewed", "IP:127.0.0.1")
+        for new, old in zip(renewed, (certificate, key), strict=True):
+            new.replace(old)
+        assert shown() == [True, True]
 
 
 class Bound:

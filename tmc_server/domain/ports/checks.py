@@ -22,7 +22,9 @@ class Instance:
 
 
 class Instances(Protocol):
-    """Where the instances of a producer's service are."""
+    """Where the instances of a producer's service are. hint: what to look at when there are none."""
+
+    hint: str
 
     def instances(self, app: App, tag: str) -> Sequence[Instance]:
         """Return those in the environment `tag`, in the order to try them in. Blocks. Raises Unavailable."""

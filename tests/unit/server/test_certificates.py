@@ -1,0 +1,87 @@
+"""The certificate of a server: what cannot be used, and when it ends."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Authority, for_loopback
+from tmc_server.app.neighbor_fitness import examine_neighbors
+from tmc_server.certificates import CertificateUnusable, Renewal, read_key_pair
+from tmc_server.config import Config, TlsConfig
+
+
+def _tls(certificate: Path, key: Path) -> TlsConfig:
+    return TlsConfig(certificate=str(certificate), key=str(key))
+
+
+def test_it_says_when_it_expires_also_behind_an_authority(tmp_path: Path) -> None:
+    for certificate, key in (for_loopback(tmp_path), Authority(tmp_path).issue("center", "DNS:center.test")):
+        left = read_key_pair(_tls(certificate, key)).expires - datetime.now(UTC)
+        assert timedelta(days=1) < left < timedelta(days=2)
+
+
+def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, _ = authority.issue("center", "DNS:center.test")
+    _, other = authority.issue("other", "DNS:other.test")
+    with pytest.raises(CertificateUnusable, match=rf"key {other} is not the key of the certificate {certificate}\."):
+        read_key_pair(_tls(certificate, other))
+
+
+def test_what_is_no_certificate_or_asks_for_a_passphrase_is_refused(tmp_path: Path) -> None:
+    certificate, key = for_loopback(tmp_path)
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "rsa", "-aes128", "-passout", "pass:secret", "-in", str(key), "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    for chosen in ((certificate, locked), (key, key)):
+        with pytest.raises(CertificateUnusable, match="give PEM files of a server's certificate"):
+            read_key_pair(_tls(*chosen))
+    with pytest.raises(FileNotFoundError, match=r"missing\.pem"):
+        read_key_pair(_tls(tmp_path / "missing.pem", key))
+
+
+def test_a_certificate_that_is_replaced_in_two_steps_is_used_after_the_second(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("center", "DNS:center.test")
+    renewal = Renewal(_tls(certificate, key))
+    assert renewal.renewed() is None
+    new_certificate, new_key = authority.issue("new", "DNS:center.test")
+    new_certificate.replace(certificate)
+    assert renewal.renewed() is None
+    new_key.replace(key)
+    renewed = renewal.renewed()
+    assert renewed is not None
+    assert renewed.chain == certificate.read_bytes()
+    assert renewal.renewed() is None
+
+
+def _findings(**settings: object) -> list[str]:
+    return list(map(str, examine_neighbors(Config.model_validate(settings), "")))
+
+
+def test_the_doctor_looks_at_certificate_consul_and_archive(tmp_path: Path) -> None:
+    certificate, key = for_loopback(tmp_path)
+    found = _findings(
+        tls={"certificate": str(certificate), "key": str(key)},
+        consul={"agent": "127.0.0.1:1"},
+        retention={"kind": "archive", "archive": str(tmp_path / "nowhere")},
+    )
+    assert [line[:5] for line in found] == ["BAD  ", "BAD  ", "ok   ", "BAD  "]
+    assert "must be renewed now" in found[0]  # it lasts for two days
+    assert "check [consul] agent and token" in found[1]
+    assert "must be the archive of this center." in found[3]
+    (unusable, _) = _findings(tls={"certificate": str(key), "key": str(key)})
+    assert unusable.startswith("BAD  TLS, certificate = , must be usable. [tls] certificate")
+
+
+def test_the_doctor_says_that_nobody_can_be_asked() -> None:
+    (nobody,) = _findings()
+    assert "NOBODY can be asked: [checks] allow" in nobody
+    (somebody,) = _findings(checks={"allow": ["10.0.0.0/8:*"]})
+    assert somebody == "ok   checks = services are found by discovery.kind recorded"
+    (listed,) = _findings(discovery={"instances": {"orders": ["127.0.0.1:1"]}})
+    assert listed == "ok   checks = services are found by discovery.kind static"

@@ -1,0 +1,72 @@
+"""What `tmc doctor` says about the rest of the configuration: TLS, Consul, checks, the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from tmc_common.extras import extra_of
+from tmc_server.archives.folder import ArchiveFolder
+from tmc_server.certificates import EXPIRES_SOON, CertificateUnusable, read_key_pair
+from tmc_server.config import Config
+from tmc_server.domain.ports.retention import ListUnreadable
+from tmc_server.store.dialects.contract import Finding
+
+_DEADLINE_S = 3
+
+
+def examine_neighbors(config: Config, center: str) -> Iterator[Finding]:
+    """Yield a finding for each that is configured. center: identity of the catalog."""
+    if config.tls.certificate:
+        yield _certificate(config)
+    if config.consul.agent:
+        yield _consul(config)
+    yield _checks(config)
+    if config.retention.kind == "archive":
+        yield _archive(config.retention.archive, center)
+
+
+def _certificate(config: Config) -> Finding:
+    setting = "TLS, certificate"
+    try:
+        expires = read_key_pair(config.tls).expires
+    except (OSError, CertificateUnusable) as exc:
+        return Finding(setting=setting, value="", must=f"be usable. {exc}", ok=False)
+    is_fresh = expires - datetime.now(UTC) > EXPIRES_SOON
+    must = "be renewed now: replace the files, servers read them again"
+    return Finding(setting=setting, value=f"valid until {expires:%Y-%m-%d}", must=must, ok=is_fresh)
+
+
+def _consul(config: Config) -> Finding:
+    """A wrong token is refused whatever one asks; whether it may register shows at a server's start alone."""
+    setting, consul = "Consul", config.consul
+    try:
+        from tmc_common.consul import AGENT_ERRORS, agent_client
+    except ModuleNotFoundError as exc:
+        return Finding(setting=setting, value="", must=f"be installed with {exc.name}: {extra_of(exc)}", ok=False)
+    try:
+        client = agent_client(consul.agent, consul.token.get_secret_value(), timeout_s=_DEADLINE_S)
+        _, nodes = client.health.service(consul.service, passing=True, tag=consul.tag or None)
+    except AGENT_ERRORS as exc:
+        said = str(exc).strip() or type(exc).__name__
+        must = f"answer: check [consul] agent and token ({said[:200]})"
+        return Finding(setting=setting, value=consul.agent, must=must, ok=False)
+    return Finding(setting=setting, value=f"{consul.agent}, {len(nodes)} passing servers", must="", ok=True)
+
+
+def _checks(config: Config) -> Finding:
+    """A center that can ask nobody is well as long as no producer dies, so it is not BAD."""
+    kind = config.discovery.kind
+    value = f"services are found by discovery.kind {kind}"
+    if kind == "recorded" and not config.checks.allow:
+        value = "NOBODY can be asked: [checks] allow does not list where services answer; their messages would stay undecided"
+    return Finding(setting="checks", value=value, must="", ok=True)
+
+
+def _archive(url: str, center: str) -> Finding:
+    setting = "retention.archive"
+    try:
+        ArchiveFolder(url, center).removals()
+    except (ValueError, ListUnreadable) as exc:
+        return Finding(setting=setting, value=url, must=f"be the archive of this center. {exc}", ok=False)
+    return Finding(setting=setting, value="readable", must="", ok=True)
