@@ -31,9 +31,16 @@ PAGES = {
 """Files of the repository that become pages."""
 _SOURCES = {page: source for source, page in PAGES.items()}
 _API = {
-    "api.md": "# API\n\nServices use these names; what is not here may change ([stability](stability.md)).\n\n::: tmc_client\n",
+    "api.md": "# API\n\nServices use these names; what is not here may change ([stability](stability.md)).\n\n::: tmc_client\n\n"
+    "::: tmc_client.outbox.Outbox\n\n::: tmc_client.consuming.inbox.SqlInbox\n\n::: tmc_client.checks.answers.Checks\n\n"
+    "::: tmc_client.producing.transaction.Transaction\n\n::: tmc_common.consul.Registration\n",
     "api-asyncio.md": "# API for asyncio\n\n::: tmc_client.aio\n",
+    "api-testing.md": "# API for tests\n\n::: tmc_client.testing\n",
 }
+_PROGRAMS = ("examples/quickstart", "examples/shops", "examples/testing")
+"""Folders whose programs have a page each."""
+_FILES = ("deploy/**/*.*", "docker-compose.yml", ".env", "Dockerfile", "examples/java/**/*.java", "examples/node/*.js")
+"""Files to download."""
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _DIAGRAM = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
@@ -43,9 +50,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    for page, text in {**_API, "decisions/index.md": _decisions()}.items():
+    for page, text in {**_API, **dict(_programs()), "decisions/index.md": _decisions()}.items():
         files.append(File.generated(config, page, content=text))
+    for path in sorted(path for pattern in _FILES for path in ROOT.glob(pattern)):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name.removeprefix("."), content=path.read_bytes()))
     return files
+
+
+def _programs() -> Iterator[tuple[str, str]]:
+    """Yield pages that show a program each."""
+    for folder in _PROGRAMS:
+        for path in sorted((ROOT / folder).glob("*.py")):
+            if path.name != "__init__.py":
+                name = path.relative_to(ROOT)
+                yield name.with_suffix(".md").as_posix(), f"# {name}\n\n```python\n{path.read_text()}```\n"
 
 
 def _decisions() -> str:
@@ -82,4 +101,6 @@ def _lead(link: re.Match[str], source: str, here: str, files: Files) -> str:
 def _targets(path: str) -> Iterator[str]:
     """Yield the pages that may stand for a file or folder of the repository."""
     yield PAGES.get(path, path.removeprefix("docs/"))
+    yield f"{path.removesuffix('.py')}.md"
+    yield path.removeprefix(".")
     yield f"{path.removeprefix('docs/')}/index.md"
