@@ -12,7 +12,7 @@ log = EventLog("tmc.alert")
 
 
 class LogSink:
-    """One warning per notice, with what an operator needs to look further."""
+    """One line per notice, with what an operator needs to look further: a warning, or that it is over."""
 
     def send(self, alert: Alert, catalog: Catalog) -> None:
         for each in (alert, *alert.alike):
@@ -21,10 +21,12 @@ class LogSink:
     @staticmethod
     def _log(alert: Alert, catalog: Catalog) -> None:
         values = facts(alert, catalog)
-        log.warning(
-            "alert_raised",
+        is_over = alert.event is NoticeEvent.RESOLVED
+        write, name = (log.info, "alert_resolved") if is_over else (log.warning, "alert_raised")
+        write(
+            name,
             "%s%s: %stopic %s%s, %s%s; its owner is %s",
-            "resolved: " if alert.event is NoticeEvent.RESOLVED else "",
+            "resolved: " if is_over else "",
             alert.kind,
             f"message {values['message_id']} of " if values["message_id"] else "",
             values["topic"],

@@ -97,6 +97,12 @@ class TestLog(SinkContract):
     def taken(self) -> list[str]:
         return [record.getMessage() for record in self.caplog.records if record.name == "tmc.alert"]
 
+    def test_what_is_over_is_no_warning(self) -> None:
+        self.caplog.set_level("INFO", "tmc.alert")
+        for event in (NoticeEvent.RAISED, NoticeEvent.RESOLVED):
+            self.sink().send(an_alert(event=event), CATALOG)
+        assert [record.levelname for record in self.caplog.records if record.name == "tmc.alert"] == ["WARNING", "INFO"]
+
 
 class Receiving(SinkContract):
     """Behind an HTTP server that answers `says`."""
