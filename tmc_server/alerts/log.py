@@ -10,6 +10,8 @@ from tmc_server.domain.ports.alerts import Alert
 
 log = EventLog("tmc.alert")
 
+_LINE = "%s: %stopic %s%s, %s%s; its owner is %s"
+
 
 class LogSink:
     """One line per notice, with what an operator needs to look further: a warning, or that it is over."""
@@ -21,12 +23,7 @@ class LogSink:
     @staticmethod
     def _log(alert: Alert, catalog: Catalog) -> None:
         values = facts(alert, catalog)
-        is_over = alert.event is NoticeEvent.RESOLVED
-        write, name = (log.info, "alert_resolved") if is_over else (log.warning, "alert_raised")
-        write(
-            name,
-            "%s%s: %stopic %s%s, %s%s; its owner is %s",
-            "resolved: " if is_over else "",
+        said = (
             alert.kind,
             f"message {values['message_id']} of " if values["message_id"] else "",
             values["topic"],
@@ -36,3 +33,7 @@ class LogSink:
             " ".join(str(values[name]) for name in ("owner", "owner_email", "owner_phone") if values[name])
             or "unknown",
         )
+        if alert.event is NoticeEvent.RESOLVED:
+            log.info("alert_resolved", f"resolved: {_LINE}", *said)
+        else:
+            log.warning("alert_raised", _LINE, *said)
