@@ -325,7 +325,7 @@ class DiscoveryConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_listed(cls, given: Any) -> Any:
-        """Where instances are listed, they are meant to be used."""
+        """Use the instances that are listed, if there are any."""
         return {"kind": "static", **given} if isinstance(given, dict) and given.get("instances") else given
 
 
