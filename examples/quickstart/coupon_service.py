@@ -1,10 +1,11 @@
 """Gives exactly one coupon for every paid order, however often the message is delivered.
 
-usage: coupon_service.py CENTER_ADDRESS DATABASE_URL
+usage: coupon_service.py CENTER_ADDRESS DATABASE_URL; COUPONS_KEY: of the app, where the center asks for one
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import sqlalchemy as sa
@@ -29,7 +30,8 @@ def main(address: str, database: str) -> None:
     engine = sa.create_engine(database)
     Base.metadata.create_all(engine)
     tmc.create_tables(engine)
-    consumer = tmc.Consumer(tmc.connect(address, app="coupons"), concurrency=4)
+    center = tmc.connect(address, app="coupons", key=os.environ.get("COUPONS_KEY", ""))
+    consumer = tmc.Consumer(center, concurrency=4)
 
     @consumer.listener("order.paid", inbox=tmc.SqlInbox(sessionmaker(engine)))
     def give_coupon(paid: dict, session: Session) -> None:

@@ -1,10 +1,11 @@
 """Takes orders and announces them: the order, the ledger row and the message succeed or fail together.
 
-usage: order_service.py CENTER_ADDRESS DATABASE_URL ORDERS
+usage: order_service.py CENTER_ADDRESS DATABASE_URL ORDERS; ORDERS_KEY: of the app, where the center asks for one
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import sqlalchemy as sa
@@ -44,7 +45,7 @@ def main(address: str, database: str, orders: int) -> None:
     engine = sa.create_engine(database)
     Base.metadata.create_all(engine)
     tmc.create_tables(engine)
-    center = tmc.connect(address, app="orders")
+    center = tmc.connect(address, app="orders", key=os.environ.get("ORDERS_KEY", ""))
     center.resume(engine)  # what an earlier run committed and could not submit
     with Session(engine) as session:
         session.execute(sa.update(Order).where(Order.status == "new").values(status="interrupted"))

@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def outside(
     inside = {
         **database,
         "tmc:look-around@rabbitmq:5672": f"guest:guest@127.0.0.1:{rabbitmq.port}",
+        "127.0.0.1:5672": f"127.0.0.1:{rabbitmq.port}",
         "consul:8500": agent.address,
     }
     rights = compose["consul-rights"]
@@ -120,7 +122,7 @@ def _of_server(environment: Mapping[str, str], outside: Mapping[str, str], port:
 def test_every_environment_key_is_one_of_ours(compose: dict[str, Any]) -> None:
     for name in (*SERVERS, "init"):
         config = load(None, compose[name]["environment"])
-        assert (config.delivery.kind, config.discovery.kind) == ("rabbitmq", "consul")
+        assert (config.delivery.kind, config.discovery.kind) == ("rabbitmq", "recorded")
 
 
 def test_published_ports_are_those_that_are_listened_on(compose: dict[str, Any]) -> None:
@@ -135,7 +137,38 @@ def test_published_ports_are_those_that_are_listened_on(compose: dict[str, Any])
     assert len(published) == len(set(published))
 
 
-def test_the_servers_start_find_each_other_and_pass_their_health_checks(
+def _shop_works(admin: Callable[..., str], address: str, folder: Path) -> None:
+    """Run the quickstart's shop outside: what it knows is a published port, its keys, and the broker's user."""
+    keys = {f"{app.upper()}_KEY": json.loads(admin("register-app", app))["key"] for app in ("orders", "coupons")}
+    admin("register-topic", "order.paid", "--owner", "orders")
+    admin("subscribe", "order.paid", "coupons")
+    environment = os.environ | keys | {"TMC_BROKER_USER": "guest", "TMC_BROKER_PASSWORD": "guest"}
+    shop = [
+        sys.executable,
+        str(ROOT / "examples/quickstart/order_service.py"),
+        address,
+        f"sqlite:///{folder}/orders.db",
+    ]
+    coupons = f"sqlite:///{folder}/coupons.db"
+    consumer = subprocess.Popen(
+        [sys.executable, str(ROOT / "examples/quickstart/coupon_service.py"), address, coupons], env=environment
+    )
+    try:
+        subprocess.run([*shop, "10"], check=True, env=environment, timeout=60)  # of ten, the ninth is cancelled
+        given = sa.create_engine(coupons, poolclass=sa.NullPool)
+        query = sa.text("SELECT order_id FROM coupons ORDER BY order_id")
+
+        def numbers() -> list[int]:
+            with given.connect() as connection:
+                return list(connection.execute(query).scalars())
+
+        eventually(lambda: numbers() == [*range(1, 9), 10], 60)
+    finally:
+        consumer.terminate()
+        consumer.wait(60)
+
+
+def test_the_servers_start_find_each_other_pass_their_health_checks_and_serve_a_shop(
     compose: dict[str, Any], outside: dict[str, str], tmp_path: Path
 ) -> None:
     def command(name: str) -> list[str]:
@@ -163,13 +196,14 @@ def test_the_servers_start_find_each_other_and_pass_their_health_checks(
             eventually(
                 lambda a=arguments: subprocess.run([TMC, *a], capture_output=True, check=False).returncode == 0, 60
             )
-        listed = subprocess.run(
-            [TMC, "admin", "--address", f"127.0.0.1:{running[0][0]}", "--token", made.stdout.strip(), "list-servers"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        assert listed.stdout.count('"alive": true') == 3
+        address = f"127.0.0.1:{running[0][0]}"
+
+        def admin(*words: str) -> str:
+            command = [TMC, "admin", "--address", address, "--token", made.stdout.strip(), *words]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+        assert admin("list-servers").count('"alive": true') == 3
+        _shop_works(admin, address, tmp_path)
         environment = compose["server1"]["environment"]
         agent, token = outside["consul:8500"], environment["TMC_CONSUL__TOKEN"]
         registered = urllib.request.Request(
