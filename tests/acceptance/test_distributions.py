@@ -223,9 +223,23 @@ LARGE = {
 
 @pytest.mark.parametrize("requirement", [*FIRST_CALLS, *(LARGE if LONG else {})])
 def test_an_extra_brings_what_it_needs(wheels: dict[str, Path], tmp_path: Path, requirement: str) -> None:
+    _first_call(wheels, tmp_path, requirement)
+
+
+@pytest.mark.parametrize("requirement", FIRST_CALLS if LONG else ["tmc-client[outbox,rabbitmq]", "tmc-center[server]"])
+def test_the_lowest_versions_do_as_well(wheels: dict[str, Path], tmp_path: Path, requirement: str) -> None:
+    lowest = tmp_path / "lowest.txt"
+    extras = "server,console,http,rabbitmq,consul,kafka"
+    command = [sys.executable, str(ROOT / "scripts/lowest.py"), extras]
+    lowest.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    _first_call(wheels, tmp_path, requirement, "--constraint", str(lowest))
+
+
+def _first_call(wheels: dict[str, Path], tmp_path: Path, requirement: str, *options: str) -> None:
+    """Install a requirement into an empty environment; run its program, and the help of its command."""
     program, command = (FIRST_CALLS | LARGE)[requirement]
     name, _, extras = requirement.partition("[")
-    programs = _installed(tmp_path, *{str(wheels["tmc-client"]), f"{wheels[name]}[{extras}"})
+    programs = _installed(tmp_path, *options, *{str(wheels["tmc-client"]), f"{wheels[name]}[{extras}"})
     called = subprocess.run(
         [programs / "python", "-c", program], cwd=tmp_path, env=_CLEAN, capture_output=True, text=True
     )
