@@ -39,8 +39,9 @@ _API = {
 }
 _PROGRAMS = ("examples/quickstart", "examples/shops", "examples/testing")
 """Folders whose programs have a page each."""
-_FILES = ("deploy/**/*.*", "docker-compose.yml", ".env", "Dockerfile", "examples/java/**/*.java", "examples/node/*.js")
-"""Files to download."""
+_FILES = ("deploy/**/*", "docker-compose.yml", "Dockerfile", "examples/java/**/*", "examples/node/*")
+_KINDS = ("", ".conf", ".java", ".js", ".json", ".service", ".timer", ".toml", ".txt", ".yaml", ".yml")
+"""Files to download: not those that hold passwords once they are used."""
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _DIAGRAM = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
@@ -53,8 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in {**_API, **dict(_programs()), "decisions/index.md": _decisions()}.items():
         files.append(File.generated(config, page, content=text))
     for path in sorted(path for pattern in _FILES for path in ROOT.glob(pattern)):
-        name = path.relative_to(ROOT).as_posix()
-        files.append(File.generated(config, name.removeprefix("."), content=path.read_bytes()))
+        if path.is_file() and path.suffix in _KINDS:
+            files.append(File.generated(config, path.relative_to(ROOT).as_posix(), content=path.read_bytes()))
     return files
 
 
@@ -102,5 +103,5 @@ def _targets(path: str) -> Iterator[str]:
     """Yield the pages that may stand for a file or folder of the repository."""
     yield PAGES.get(path, path.removeprefix("docs/"))
     yield f"{path.removesuffix('.py')}.md"
-    yield path.removeprefix(".")
+    yield path
     yield f"{path.removeprefix('docs/')}/index.md"

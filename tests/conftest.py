@@ -17,9 +17,10 @@ from tmc_storm.services.mariadb import MariaDB
 from tmc_storm.services.postgresql import PostgreSQL
 from tmc_storm.services.rabbitmq import RabbitMQ
 
-signal.signal(
-    signal.SIGTERM, signal.default_int_handler
-)  # who stops the tests lets their fixtures stop what they started
+# Who stops the tests lets their fixtures stop what they started; children that a test forks end as usual.
+for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, signal.default_int_handler)
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 SERVERS = ("mariadb", "postgresql")
 """Fixtures of database servers that the center runs on."""
 _FIGURES = pytest.StashKey[list[str]]()

@@ -33,7 +33,9 @@ COMMANDS = {
     "dev": Command("tmc_cli.serving:dev_app", _SERVER, "Run a complete center in one process, for development."),
     "init": Command("tmc_cli.databases:init_app", _SERVER, "Create or upgrade the tables; safe to repeat."),
     "move-shard": Command("tmc_cli.databases:move_app", _SERVER, "Move shards to another database while servers run."),
-    "doctor": Command("tmc_cli.databases:doctor_app", _SERVER, "Check that the databases are configured safely."),
+    "doctor": Command(
+        "tmc_cli.databases:doctor_app", _SERVER, "Check databases, broker, Consul, certificate and archive."
+    ),
     "consume": Command("tmc_cli.consuming:run", "", "Run a consumer."),
     "outbox": Command(
         "tmc_cli.outbox:run", "tmc-client[outbox]", "Send what is in an outbox; see and repair what is not sent."

@@ -39,7 +39,7 @@ def init(
 
 @doctor_app.command()
 def doctor(config: ConfigFile = None) -> None:
-    """Check that the databases are set up safely; exit code 1 when they are not."""
+    """Check databases, broker, Consul, certificate and archive; exit code 1 when something is wrong."""
     settings = loaded(config)
     try:
         require_databases(settings)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from tmc_cli import fail
-from tmc_cli.target import DEFAULT_ADDRESS, Target, first_that_listens
+from tmc_cli.target import DEFAULT_ADDRESS, Target
 from tmc_common.printable import escaped
 
 # HealthCheckResponse has one field, an enum: generated classes would cost more to import than the call takes.
@@ -43,5 +43,4 @@ def _target(args: Sequence[str], prog_name: str) -> Target:
     parser.add_argument("--certificate", default=known("TMC_CERTIFICATE", ""), help="PEM file: client certificate")
     parser.add_argument("--key", default=known("TMC_CERTIFICATE_KEY", ""), help="its private key, PEM file")
     parser.add_argument("--server-name", default=known("TMC_SERVER_NAME", ""), help="the name in its certificate")
-    given = vars(parser.parse_args(args))
-    return Target(**given | {"address": first_that_listens(given["address"])})
+    return Target(**vars(parser.parse_args(args)))

@@ -15,8 +15,8 @@ from tmc_common.eventlog import EventLog
 
 log = EventLog("tmc_common.consul")
 
-AGENT_ERRORS = (ConsulException, requests.RequestException)
-"""What a call of an agent raises that is away, or refuses it."""
+AGENT_ERRORS = (ConsulException, requests.RequestException, ValueError)
+"""Errors of calls to an agent that is away, refuses them, or is none: the last is of an answer that is no JSON."""
 
 
 def agent_client(agent: str, token: str, timeout_s: float) -> Consul:

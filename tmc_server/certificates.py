@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tmc_common.eventlog import EventLog
 from tmc_server.config import TlsConfig
+from tmc_server.metrics import METRICS
 
 log = EventLog("tmc.tls")
 
 EXPIRES_SOON = timedelta(days=14)
 _IGNORE_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the ssl module does not name
 _ROUND_TRIPS = 4
+_OF_ANOTHER = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")  # the second: one is RSA, the other EC
 
 
 class CertificateUnusable(Exception):
@@ -32,33 +35,55 @@ class KeyPair:
     chain: bytes
     expires: datetime
 
+    def context(self) -> ssl.SSLContext:
+        """Return a new context for servers. Raises ssl.SSLError."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _load(made, self.chain, self.key)
+        return made
+
 
 def read_key_pair(tls: TlsConfig) -> KeyPair:
-    """Read the files of [tls]. Raises OSError, CertificateUnusable."""
+    """Read the files of [tls], each once. Raises OSError, CertificateUnusable."""
     assert tls.certificate is not None
     assert tls.key is not None
     key, chain = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        server.load_cert_chain(tls.certificate, tls.key, password="")  # without it, an encrypted key asks the terminal
-        expires = _expires(server, tls.certificate)
-    except ssl.SSLError as exc:
-        if exc.reason == "KEY_VALUES_MISMATCH":
+        _load(server, chain, key)
+        expires = _expires(server, chain.decode())
+    except (ssl.SSLError, ValueError) as exc:
+        reason = getattr(exc, "verify_message", "") or getattr(exc, "reason", "") or str(exc)
+        if reason in _OF_ANOTHER:
             raise CertificateUnusable(
                 f"[tls] key {tls.key} is not the key of the certificate {tls.certificate}."
             ) from exc
         raise CertificateUnusable(
-            f"[tls] certificate {tls.certificate} and key {tls.key} cannot be used by a server ({exc.reason or exc}): give PEM "
-            "files of a server's certificate and of its private key, unencrypted."
+            f"[tls] certificate {tls.certificate} and key {tls.key} cannot be used by a server ({reason}): give PEM files of a "
+            "server's certificate and of its private key, unencrypted."
         ) from exc
     return KeyPair(key=key, chain=chain, expires=expires)
 
 
-def _expires(server: ssl.SSLContext, certificate: str) -> datetime:
+def _load(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
+    """Load what was read, which the ssl module takes from files alone."""
+    with _in_memory(chain) as certificate, _in_memory(key) as private:
+        context.load_cert_chain(certificate, private, password="")  # without it, an encrypted key asks the terminal
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """Yield the path of a file that is on no disk."""
+    with os.fdopen(os.memfd_create("pem"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _expires(server: ssl.SSLContext, chain: str) -> datetime:
     """Shake hands with a client that trusts this very certificate: the ssl module shows a certificate to its peer alone."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.load_verify_locations(certificate)
+    client.load_verify_locations(cadata=chain)
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_IGNORE_TIME)
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
@@ -67,26 +92,24 @@ def _expires(server: ssl.SSLContext, certificate: str) -> datetime:
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()
     shown = ends[0].getpeercert()
-    assert shown is not None
+    if not shown:
+        raise ValueError("no client can use it")
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
 
 
-def warn_before_expiry(tls: TlsConfig) -> None:
-    """Log when clients will refuse this server soon. Raises OSError, CertificateUnusable."""
-    expires = read_key_pair(tls).expires
-    if expires - datetime.now(UTC) < EXPIRES_SOON:
-        log.warning("certificate_expires", "clients refuse this server from %s on: renew [tls] certificate", expires)
-
-
 class Renewal:
-    """Notices that the files of [tls] were replaced. Called from any thread."""
+    """The key pair of a server, as its files are. Used from any thread."""
 
     def __init__(self, tls: TlsConfig) -> None:
-        """Raises OSError, CertificateUnusable."""
+        """Read the files. Raises OSError, CertificateUnusable."""
         self._tls = tls
         self._lock = threading.Lock()
+        self._complaint = ""
         self._seen = self._stamps()
         self.pair = read_key_pair(tls)
+        METRICS.certificate_expires.set(self.pair.expires.timestamp())
+        if self.pair.expires - datetime.now(UTC) < EXPIRES_SOON:
+            log.warning("certificate_expires", "clients refuse this server from %s on: renew it", self.pair.expires)
 
     def renewed(self) -> KeyPair | None:
         """Return the key pair if it is another one than at the call before; None: it is not, or cannot be used."""
@@ -95,17 +118,27 @@ class Renewal:
                 stamps = self._stamps()
                 if stamps == self._seen:
                     return None
-                self._seen = stamps
-                self.pair = read_key_pair(self._tls)
-            except (
-                OSError,
-                CertificateUnusable,
-            ) as exc:  # the second file may not be there yet: it changes the stamps again
-                log.warning("certificate_not_renewed", "the certificate in use is kept: %s", exc)
+                pair = read_key_pair(self._tls)
+            except OSError as exc:  # it may be over at the next connection
+                self._complain(str(exc))
                 return None
-            log.info("certificate_renewed", "a certificate that expires on %s is used now", self.pair.expires.date())
-            return self.pair
+            except (
+                CertificateUnusable
+            ) as exc:  # perhaps the other file is not there yet, which changes the stamps again
+                self._seen = stamps
+                self._complain(str(exc))
+                return None
+            self._seen, self.pair, self._complaint = stamps, pair, ""
+            METRICS.certificate_expires.set(pair.expires.timestamp())
+            log.info("certificate_renewed", "a certificate that expires on %s is used now", pair.expires.date())
+            return pair
 
-    def _stamps(self) -> Sequence[tuple[int, int]]:
+    def _complain(self, text: str) -> None:
+        """Say the same once: strangers can connect as often as they like."""
+        if text != self._complaint:
+            self._complaint = text
+            log.warning("certificate_not_renewed", "the certificate in use is kept: %s", text)
+
+    def _stamps(self) -> Sequence[tuple[int, ...]]:
         files = [Path(str(path)).stat() for path in (self._tls.certificate, self._tls.key)]
-        return [(each.st_ino, each.st_mtime_ns) for each in files]
+        return [(each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in files]

@@ -315,8 +315,8 @@ class DiscoveryConfig(Section):
 
     kind: Literal["static", "recorded", "consul"] = Field(
         "recorded",
-        description="recorded: as producers send them; static, the default with instances: [discovery.instances]; consul: by "
-        "service name and tag",
+        description="recorded: where producers say they are; static, the default if there are instances: as they are listed; "
+        "consul: by service name and tag",
     )
     instances: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="app or app@tag = list of host:port, for kind static"
@@ -543,6 +543,8 @@ class Config(Section):
             raise ValueError("submission.rabbitmq needs [rabbitmq] url")
         if self.submission.kafka and not self.kafka.bootstrap:
             raise ValueError("submission.kafka needs [kafka] bootstrap")
+        if self.discovery.instances and self.discovery.kind != "static":
+            raise ValueError("[discovery.instances] is for discovery.kind static: leave out one of the two")
         if self.discovery.kind == "consul" and not self.consul.agent:
             raise ValueError("discovery.kind consul needs [consul] agent")
         listen = HostPort.parse(self.server.listen)

@@ -83,6 +83,10 @@ class Metrics:
         self.in_flight = gauge("in_flight", "copies on their way to the broker, without a confirm yet")
         self.confirm_seconds = histogram("confirm_seconds", "publish to confirm", _SECONDS)
         self.publisher_connected = gauge("publisher_connected", "1: connected to the broker")
+        self.certificate_expires = gauge(
+            "certificate_expires_timestamp_seconds",
+            "when the certificate of [tls] becomes invalid, seconds since the epoch; 0: there is none",
+        )
         self.publisher_blocked = gauge("publisher_blocked", "1: the broker blocks publishers")
         self.queue_depth = gauge("queue_depth", "messages ready in a queue, when it was last looked at", "queue")
         self.batch_operations = histogram("batch_operations", "operations in one transaction", _SIZES)

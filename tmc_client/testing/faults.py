@@ -91,7 +91,8 @@ class Faults:
         if unused:
             raise AssertionError(
                 f"Nothing crashed: in this thread, no Center of tmc_center.connect() came to the {point.replace('_', ' ')} of "
-                "a center.transaction(). Test clients of web frameworks run handlers in other threads: call the handler itself."
+                "a center.transaction(). Test clients of web frameworks run handlers in other threads: call the handler itself, "
+                "or use httpx.ASGITransport."
             )
 
 

@@ -57,7 +57,16 @@ def examine_broker(url: str, management: str) -> Sequence[Finding]:
 def _login(url: str) -> Finding:
     """Log in to one node after the other, as servers do."""
     why = ""
-    for node in Nodes(url, **_PATIENCE).each:
+    try:
+        nodes = Nodes(url, **_PATIENCE).each
+    except (OSError, ValueError) as exc:  # of a file that the URL names
+        return Finding(
+            setting="RabbitMQ, login",
+            value="",
+            must=f"be possible: a file that [rabbitmq] url names cannot be used ({type(exc).__name__})",
+            ok=False,
+        )
+    for node in nodes:
         if not (why := refused_login(node)):
             return Finding(setting="RabbitMQ, login", value=f"{node.host}:{node.port}", must="", ok=True)
     return Finding(setting="RabbitMQ, login", value="", must=f"work ([rabbitmq] url). {why}", ok=False)

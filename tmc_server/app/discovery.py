@@ -67,7 +67,7 @@ class Discovery:
             return bool(self._registration.run_once())
         except AGENT_ERRORS as exc:
             raise DiscoveryUnavailable(
-                f"Consul at {self._config.consul.agent} does not register this server, which callers may not find: check "
+                f"Consul at {self._config.consul.agent} does not register this server, so callers may not find it: check "
                 f"[consul] agent and token ({exc})"
             ) from exc
 

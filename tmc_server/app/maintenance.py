@@ -116,7 +116,9 @@ def diagnose(config: Config) -> tuple[list[str], bool]:
         found = _examine_map(shards)
         lines += [str(finding) for finding in found]
         well = all(finding.ok for finding in found)
-    center = identity_of(shards.catalog) or "" if well else ""
+    center = None
+    with suppress(StoreUnavailable):
+        center = identity_of(shards.catalog)
     shards.close()
     others = [*_examine_broker(config), *examine_neighbors(config, center)]
     return lines + [str(finding) for finding in others], well and all(finding.ok for finding in others)

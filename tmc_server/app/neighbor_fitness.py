@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from tmc_common.extras import extra_of
+from tmc_common.printable import without_secrets
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.certificates import EXPIRES_SOON, CertificateUnusable, read_key_pair
 from tmc_server.config import Config
@@ -15,15 +17,22 @@ from tmc_server.store.dialects.contract import Finding
 _DEADLINE_S = 3
 
 
-def examine_neighbors(config: Config, center: str) -> Iterator[Finding]:
-    """Yield a finding for each that is configured. center: identity of the catalog."""
+def examine_neighbors(config: Config, center: str | None) -> Iterator[Finding]:
+    """Yield a finding for each that is configured. center: identity of the catalog; None: it cannot be read."""
+    yield from _files(config)
     if config.tls.certificate:
         yield _certificate(config)
     if config.consul.agent:
         yield _consul(config)
     yield _checks(config)
-    if config.retention.kind == "archive":
+    if config.retention.kind == "archive" and center is not None:
         yield _archive(config.retention.archive, center)
+
+
+def _files(config: Config) -> Iterator[Finding]:
+    for name, path in config.files.items():
+        if not os.access(path, os.R_OK):
+            yield Finding(setting=name, value=path, must="be a file that this user may read", ok=False)
 
 
 def _certificate(config: Config) -> Finding:
@@ -60,6 +69,8 @@ def _checks(config: Config) -> Finding:
     value = f"services are found by discovery.kind {kind}"
     if kind == "recorded" and not config.checks.allow:
         value = "NOBODY can be asked: [checks] allow does not list where services answer; their messages would stay undecided"
+    elif kind == "static" and not config.discovery.instances:
+        value = "NOBODY can be asked: [discovery.instances] is empty; messages of services would stay undecided"
     return Finding(setting="checks", value=value, must="", ok=True)
 
 
@@ -68,5 +79,6 @@ def _archive(url: str, center: str) -> Finding:
     try:
         ArchiveFolder(url, center).removals()
     except (ValueError, ListUnreadable) as exc:
-        return Finding(setting=setting, value=url, must=f"be the archive of this center. {exc}", ok=False)
+        must = f"be the archive of this center. {without_secrets(str(exc))}"
+        return Finding(setting=setting, value=without_secrets(url), must=must, ok=False)
     return Finding(setting=setting, value="readable", must="", ok=True)

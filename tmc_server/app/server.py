@@ -21,7 +21,7 @@ from tmc_server.app.memory import keep_memory_small
 from tmc_server.app.opening import OpenStore, open_store
 from tmc_server.app.run_mode import SERVER, RunMode
 from tmc_server.app.wiring import Wiring, wire
-from tmc_server.certificates import CertificateUnusable, warn_before_expiry
+from tmc_server.certificates import CertificateUnusable
 from tmc_server.config import Config
 from tmc_server.errors import StoreUnavailable, TmcError
 from tmc_server.store.dialects.contract import DatabaseTaken
@@ -93,8 +93,6 @@ class Server:
         listens = [each for each in (config.server.listen, config.http.listen) if each]
         if not (mode.is_open or config.tls.certificate or all(map(is_loopback, listens))):
             log.warning("transport_not_encrypted", "keys travel in the clear: set [tls], or listen on loopback only")
-        if config.tls.certificate:
-            warn_before_expiry(config.tls)
         return server
 
     @property

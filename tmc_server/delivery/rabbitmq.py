@@ -120,6 +120,7 @@ class RabbitOutlet:
         self._answered = False  # on this connection
         self._stopping = threading.Event()
         self._failures = 0
+        self._is_refused = False
         self._thread = threading.Thread(target=self._run, name="tmc-publisher", daemon=True)
 
     # -- domain.ports.delivery.Outlet, from any thread ---------------------------------------------------------------------
@@ -277,14 +278,14 @@ class RabbitOutlet:
 
     def _note_failure(self, reason: object) -> None:
         self._failures += 1
-        if is_login_refused(reason):
-            if self._failures == 1:
-                log.error(
-                    "broker_refuses_login",
-                    "RabbitMQ does not let this server in, which delivers nothing: check user, password and virtual host in "
-                    "[rabbitmq] url, and the user's rights (%s)",
-                    text_of(reason),
-                )
+        was_refused, self._is_refused = self._is_refused, is_login_refused(reason)
+        if self._is_refused and not was_refused:  # also after it was away: somebody changed the password meanwhile
+            log.error(
+                "broker_refuses_login",
+                "RabbitMQ does not let this server in, which delivers nothing: check user, password and virtual host in "
+                "[rabbitmq] url, and the user's rights (%s)",
+                text_of(reason),
+            )
         elif self._failures == 1:
             log.warning("broker_lost", "the broker is away, what is due waits uncounted: %s", text_of(reason))
 
@@ -356,6 +357,7 @@ class RabbitOutlet:
         if self._failures and lane.exchange == "":
             log.info("broker_connected", "the broker is back")
             self._failures = 0
+            self._is_refused = False
         self._wake()
 
     def lane_closed(self, lane: Lane, lost: list[Sent], reason: Any, pause_s: float) -> None:

@@ -12,7 +12,7 @@ from tmc_server.domain.ports.checks import Instance, SeenSenders
 class StaticInstances:
     """domain.ports.checks.Instances. known: addresses by `app` or, more closely, `app@tag`."""
 
-    hint = 'The servers list all they know in [discovery.instances], since discovery.kind is "static".'
+    hint = 'discovery.kind is "static": add it to [discovery.instances] of all servers.'
 
     def __init__(self, known: Mapping[str, Sequence[str]]) -> None:
         self._known = known

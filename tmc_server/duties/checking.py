@@ -203,11 +203,11 @@ class Checking:
         catalog = self._catalog.current
         topic = catalog.topics[page.pending[0].topic]
         questions = [each.question(page.app, topic.name) for each in page.pending]
-        began = time.monotonic()
+        began, asked = time.monotonic(), self._monotonic()
         tag, seconds = page.pending[0].producer_tag, _page_s(page.target)
         answers = self._asking.ask(page.target_share, page.app, tag, questions, seconds)
         METRICS.check_seconds.labels(page.target.kind).observe(time.monotonic() - began)
-        pause_ms = self._learn(page, answers)
+        pause_ms = self._learn(page, answers, asked)
         recorded = page.work.record(
             page.shard,
             [Checked(each, answer, pause_ms) for each, answer in zip(page.pending, answers, strict=True)],
@@ -220,15 +220,18 @@ class Checking:
     def _longest_page(self, target: CheckTarget) -> int:
         return target.concurrency * _ROUNDS if self._asking.asks_singly(target) else target.batch
 
-    def _learn(self, page: _Page, answers: Sequence[CheckAnswer]) -> int:
-        """Update the pacing of the service. Returns: milliseconds until unreached checks are due again."""
+    def _learn(self, page: _Page, answers: Sequence[CheckAnswer], asked: float) -> int:
+        """Update the pacing of the service. Returns: milliseconds until unreached checks are due again.
+
+        asked: when the page began.
+        """
         now = self._monotonic()
         with self._lock:
             if any(answer.service_responded for answer in answers):
                 self._pacing.answered(page.service, page.pending[0].producer_tag, self._longest_page(page.target), now)
                 return 0
             timed_out = answers[0].reason is CheckReason.TIMED_OUT
-            self._pacing.failed(page.service, now, timed_out=timed_out)
+            self._pacing.failed(page.service, now, timed_out=timed_out, asked=asked)
             return page.service.rest_ms + _BEHIND_OTHERS_MS
 
 

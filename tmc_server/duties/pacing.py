@@ -166,13 +166,15 @@ class Pacing:
         elif tag in app.answered:
             app.answered[tag] = now
 
-    def failed(self, service: Service, now: float, *, timed_out: bool) -> None:
+    def failed(self, service: Service, now: float, *, timed_out: bool, asked: float | None = None) -> None:
         """Note that the service was not reached. timed_out: it kept its worker until the deadline.
+
+        asked: when the page began; None: now.
 
         If it hangs on one question, pages are halved until that question is alone; then they grow slowly again.
         Messages of a failed page are asked about after those that were not in it.
         """
-        if now - service.quiet_until > LONGEST_BACK_OFF_MS / 1000:
+        if (now if asked is None else asked) - service.quiet_until > LONGEST_BACK_OFF_MS / 1000:
             service.failures = 0  # another outage: it may have been well meanwhile, and had nothing to answer
         service.failures += 1
         if timed_out:

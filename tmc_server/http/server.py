@@ -14,7 +14,7 @@ import uvicorn
 
 from tmc_common.eventlog import EventLog
 from tmc_common.http_connections import PatientProtocol, listen
-from tmc_server.certificates import Renewal
+from tmc_server.certificates import KeyPair, Renewal
 from tmc_server.config import TlsConfig
 from tmc_server.http.door import Door
 
@@ -73,15 +73,29 @@ class _Server(uvicorn.Server):
         self.started = True
 
 
-def _follow(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    """Use the certificate's files as they are: connections that begin after they were replaced get the new one."""
+def _following(tls: TlsConfig) -> ssl.SSLContext:
+    """Return a context whose connections get the certificate as the files are when they begin."""
     renewal = Renewal(tls)
 
-    def at_handshake(*_: object) -> None:
-        if renewal.renewed() is not None:
-            context.load_cert_chain(str(tls.certificate), tls.key)
+    def made(pair: KeyPair) -> ssl.SSLContext:
+        context = pair.context()
+        if tls.client_authority:
+            context.load_verify_locations(tls.client_authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
-    context.sni_callback = at_handshake
+    current = made(renewal.pair)
+
+    def at_handshake(connection: ssl.SSLObject, *_: object) -> None:
+        """A connection has a copy of the certificate it began with, so it takes a context of its own."""
+        nonlocal current
+        if (pair := renewal.renewed()) is not None:
+            current = made(pair)
+        connection.context = current
+
+    first = made(renewal.pair)
+    first.sni_callback = at_handshake
+    return first
 
 
 class HttpServer:
@@ -104,14 +118,10 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            ssl_certfile=tls.certificate,
-            ssl_keyfile=tls.key,
-            ssl_ca_certs=tls.client_authority,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if tls.client_authority else ssl.CERT_NONE,
         )
         config.load()
-        if config.ssl is not None:
-            _follow(config.ssl, tls)
+        if tls.certificate:
+            config.ssl = _following(tls)
         self._server = _Server(config)
         self._listening = listen(address)
         self.port: int = self._listening.getsockname()[1]

@@ -52,15 +52,21 @@ class HttpPublisher:
         """Ask once. Returns False: repeat it."""
         try:
             answer = self._client.post(next(self._urls), json=request)
-            said = answer.json()
         except _LOST:
             return False
-        if answer.status_code == 200 and said["state"] == "MESSAGE_STATE_COMMITTED" and said["messageId"]:
-            return True
-        is_passing = answer.status_code in (429, 503) or said.get("reason") == "ROW_LOCKED"
-        if not is_passing:
-            raise RefusedOverHttp(f"{answer.status_code} {answer.text[:300]}")
-        return False
+        if answer.status_code in (429, 503):
+            return False
+        refused = RefusedOverHttp(f"{answer.status_code} {answer.text[:300]}")
+        try:
+            said = answer.json()
+            if answer.status_code == 200 and said["state"] == "MESSAGE_STATE_COMMITTED" and said["messageId"]:
+                return True
+            is_locked = said["reason"] == "ROW_LOCKED"
+        except (ValueError, LookupError, TypeError) as exc:
+            raise refused from exc
+        if is_locked:
+            return False
+        raise refused
 
 
 def _base64(data: bytes) -> str:

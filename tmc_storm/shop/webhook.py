@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class Receiver:
                 return
             body, is_complete = body + event["body"], not event.get("more_body")
         kind = dict(scope["headers"]).get(b"content-type", b"").decode()
-        found: Any = json.loads(body)
+        found: Any = None
+        with suppress(ValueError):
+            found = json.loads(body)
         is_of_its_form = isinstance(found, _FORMS.get(kind, ()))
         status = _MALFORMED
         if scope["method"] == "POST" and is_of_its_form:
@@ -75,7 +78,7 @@ class Receiver:
                 self._book(events)
             except sa.exc.IntegrityError:
                 self._book(events)  # another copy was booked at this moment: now it is seen
-        except (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError):
+        except (sa.exc.OperationalError, sa.exc.IntegrityError, sa.exc.InterfaceError, sa.exc.TimeoutError):
             return _AWAY
         return _DONE
 

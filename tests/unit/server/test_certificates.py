@@ -24,12 +24,40 @@ def test_it_says_when_it_expires_also_behind_an_authority(tmp_path: Path) -> Non
         assert timedelta(days=1) < left < timedelta(days=2)
 
 
+def test_an_expired_certificate_is_read_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    certificate, key = for_loopback(tmp_path)
+    command = [
+        "openssl",
+        "x509",
+        "-in",
+        str(certificate),
+        "-signkey",
+        str(key),
+        "-days",
+        "-1",
+        "-out",
+        str(certificate),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    assert read_key_pair(_tls(certificate, key)).expires < datetime.now(UTC)
+    Renewal(_tls(certificate, key))
+    assert "clients refuse this server from" in caplog.text
+
+
+def _ec_key(folder: Path) -> Path:
+    path = folder / "ec.key"
+    command = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
 def test_a_key_of_another_certificate_is_named(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, _ = authority.issue("center", "DNS:center.test")
     _, other = authority.issue("other", "DNS:other.test")
-    with pytest.raises(CertificateUnusable, match=rf"key {other} is not the key of the certificate {certificate}\."):
-        read_key_pair(_tls(certificate, other))
+    for key in (other, _ec_key(tmp_path)):
+        with pytest.raises(CertificateUnusable, match=rf"key {key} is not the key of the certificate {certificate}\."):
+            read_key_pair(_tls(certificate, key))
 
 
 def test_what_is_no_certificate_or_asks_for_a_passphrase_is_refused(tmp_path: Path) -> None:
@@ -57,6 +85,20 @@ def test_a_certificate_that_is_replaced_in_two_steps_is_used_after_the_second(tm
     assert renewed is not None
     assert renewed.chain == certificate.read_bytes()
     assert renewal.renewed() is None
+
+
+def test_what_cannot_be_read_for_a_moment_is_read_later_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = for_loopback(tmp_path)
+    renewal = Renewal(_tls(certificate, key))
+    away = key.rename(tmp_path / "away.pem")
+    caplog.clear()
+    for _ in range(3):
+        assert renewal.renewed() is None
+    assert len(caplog.records) == 1
+    away.rename(key)
+    assert renewal.renewed() is not None  # written anew, as far as anybody can tell
 
 
 def _findings(**settings: object) -> list[str]:

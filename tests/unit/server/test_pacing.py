@@ -77,8 +77,10 @@ class TestPacing:
             pacing.failed(service, 0.0, timed_out=False)
         pacing.failed(service, 119.0, timed_out=False)  # a question came late: it may still be the same outage
         assert service.pause_ms(119.0) == 60_000
-        pacing.failed(service, 240.0, timed_out=False)
-        assert service.pause_ms(240.0) == 1_000
+        pacing.failed(service, 240.0, timed_out=True, asked=119.5)  # it hung for two minutes
+        assert service.pause_ms(240.0) == 60_000
+        pacing.failed(service, 361.0, timed_out=False)
+        assert service.pause_ms(361.0) == 1_000
 
     def test_environments_beyond_sixteen_share_one_slot_with_one_page_and_one_rest(self) -> None:
         pacing = Pacing()

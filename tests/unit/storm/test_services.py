@@ -21,7 +21,7 @@ from tmc_storm.shop.webhook import Receiver
 
 ORDER = Order(key="producer-0.1.http.1", topic=books.PAID)
 STORED = (200, {"messageId": "1-1-16-1", "state": "MESSAGE_STATE_COMMITTED"})
-CALM, BUSY, LOCKED = (200, {}), (503, {"reason": "SHUTTING_DOWN"}), (409, {"reason": "ROW_LOCKED"})
+BUSY, LOCKED = (503, {"reason": "SHUTTING_DOWN"}), (409, {"reason": "ROW_LOCKED"})
 FINAL = (409, {"reason": "KEY_IN_PROGRESS"})
 
 
@@ -60,7 +60,10 @@ def test_the_same_attempt_is_repeated_until_it_is_stored(publisher: HttpPublishe
     assert (len(_Center.attempts), len(set(_Center.attempts))) == (3, 1)
 
 
-@pytest.mark.parametrize("answer", [FINAL, (400, {"reason": "FIELD_INVALID"}), (200, {"state": "x", "messageId": "1"})])
+@pytest.mark.parametrize(
+    "answer",
+    [FINAL, (400, {"reason": "FIELD_INVALID"}), (200, {"state": "x", "messageId": "1"}), (200, {}), (502, {})],
+)
 def test_other_answers_are_noted(publisher: HttpPublisher, answer: tuple[int, dict[str, str]]) -> None:
     _Center.answers[:] = [answer]
     with pytest.raises(RefusedOverHttp, match=str(answer[0])):
