@@ -65,7 +65,7 @@ ALLOWED = {
         "tmc_common.eventlog",
     },
     "tmc_server.outgoing": {"tmc_server.domain"},
-    "tmc_server.certificates": {"tmc_server.config", "tmc_common.eventlog"},
+    "tmc_server.certificates": {"tmc_server.config", "tmc_server.metrics", "tmc_common.eventlog"},
     "tmc_server.requests": {
         *_SERVER,
         "tmc_server.metrics",
