@@ -8,7 +8,7 @@ from typing import Any
 
 from axe_core_python.selenium import Axe
 from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
 from selenium.webdriver.common.by import By
 
 from tmc_storm.eventually import eventually
@@ -52,8 +52,10 @@ class Chromium:
                     if each.is_displayed() and wanted(each):
                         act(each)
                         return True
-            except StaleElementReferenceException:  # the next page is loading
-                return False
+            except WebDriverException as exc:  # the next page is loading, which the driver says in two ways
+                if isinstance(exc, StaleElementReferenceException) or "not belong to the document" in str(exc):
+                    return False
+                raise
             return False
 
         eventually(acted, seconds=60, describe=lambda: f"{css} on {self.driver.current_url}: {self.text[:2000]}")
