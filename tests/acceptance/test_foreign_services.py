@@ -113,14 +113,12 @@ def _each_order_has_one_coupon(cluster: Cluster, url: str, shop_of: Shop, folder
 
 if has_go():
 
-    def test_in_go_with_postgresql_and_rabbitmq(postgresql: PostgreSQL, tmp_path: Path) -> None:
-        with Cluster(servers=2, **_RECORDED) as cluster:
-            _each_order_has_one_coupon(cluster, postgresql.create("go_shop"), _in_go, tmp_path, consumer=True)
-
-    def test_in_go_with_mariadb_and_built_in_delivery(tmp_path: Path) -> None:
-        with Cluster(**_RECORDED, TMC_DELIVERY__KIND="builtin") as cluster:
-            url = cluster.databases[0].create("go_shop")
-            _each_order_has_one_coupon(cluster, url, _in_go, tmp_path, consumer=True)
+    @pytest.mark.parametrize("delivery", in_turn("go", ["rabbitmq, and PostgreSQL", "builtin, and MariaDB"]))
+    def test_in_go(postgresql: PostgreSQL, tmp_path: Path, delivery: str) -> None:
+        kind, _, database_name = delivery.partition(", and ")
+        with Cluster(servers=1 if kind == "builtin" else 2, TMC_DELIVERY__KIND=kind, **_RECORDED) as cluster:
+            database = cluster.databases[0] if database_name == "MariaDB" else postgresql
+            _each_order_has_one_coupon(cluster, database.create("go_shop"), _in_go, tmp_path, consumer=True)
 
 
 _EXAMPLES = [pytest.param(shop, id=tool) for shop, tool in ((_in_node, "npm"), (_in_java, "mvn")) if shutil.which(tool)]

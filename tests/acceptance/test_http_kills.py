@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.dose import LONG
+from tests.support.dose import LONG, in_turn
 from tests.support.receiver import Receiver, Reply, receiver
 from tmc_common.protocol import types_pb2
 from tmc_storm.eventually import eventually
@@ -82,7 +82,7 @@ def _disturb(cluster: Cluster, shop: Receiver, done: Counter[str]) -> None:
         server.start()
 
 
-@pytest.mark.parametrize("kind", ["webhook", "webhook-batch"])
+@pytest.mark.parametrize("kind", in_turn("webhooks", ["webhook", "webhook-batch"]))
 def test_each_decision_counts_once_and_arrives(kind: str) -> None:
     with ExitStack() as stack:
         shop = stack.enter_context(receiver())
