@@ -1,4 +1,4 @@
-"""What `tmc doctor` says about the rest of the configuration: TLS, Consul, checks, the archive."""
+"""Findings of `tmc doctor` about the rest of the configuration: its files, TLS, Consul, checks, the archive."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ effect = sa.Table(
 """The effects: written in the transactions of the handlers."""
 
 seen = sa.Table("storm_seen", _books, sa.Column("message_id", sa.String(100), primary_key=True))
-"""What a service without an inbox of the SDK has handled."""
+"""Messages that a service without an inbox of the SDK has handled."""
 
 
 def sealed(topic: str, key: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_certificates_that_are_replaced_are_used_without_a_restart(tmp_path: Pat
         doors = [("127.0.0.1", port) for port in (center.server.port, http.port)]
 
         def shown() -> list[bool]:
-            """Which doors show what is in the file."""
+            """Return which doors show the certificate that is in the file."""
             return [ssl.get_server_certificate(door).strip() in certificate.read_text() for door in doors]
 
         assert shown() == [True, True]

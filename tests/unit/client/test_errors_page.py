@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs/sdk.md"
 
 
 _FOR_OTHERS = {"Reject", "Later", "MissingExtra", "Gone", "OutOfOrder"}
-"""What handlers raise, what is a kind of another error, and what SDK and inbox deal with themselves."""
+"""Exceptions that handlers raise, and errors that the SDK and the inbox deal with themselves."""
 
 
 def test_the_page_shows_the_errors_under_their_bases() -> None:

@@ -98,7 +98,7 @@ def test_what_cannot_be_read_for_a_moment_is_read_later_and_said_once(
         assert renewal.renewed() is None
     assert len(caplog.records) == 1
     away.rename(key)
-    assert renewal.renewed() is not None  # written anew, as far as anybody can tell
+    assert renewal.renewed() is not None  # by its inode's time of change it is another one
 
 
 def _findings(**settings: object) -> list[str]:
