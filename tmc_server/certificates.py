@@ -107,7 +107,7 @@ class Renewal:
         self._complaint = ""
         self._seen = self._stamps()
         self.pair = read_key_pair(tls)
-        METRICS.certificate_expires.set(self.pair.expires.timestamp())
+        METRICS.certificate_expires_timestamp_seconds.set(self.pair.expires.timestamp())
         if self.pair.expires - datetime.now(UTC) < EXPIRES_SOON:
             log.warning("certificate_expires", "clients refuse this server from %s on: renew it", self.pair.expires)
 
@@ -129,7 +129,7 @@ class Renewal:
                 self._complain(str(exc))
                 return None
             self._seen, self.pair, self._complaint = stamps, pair, ""
-            METRICS.certificate_expires.set(pair.expires.timestamp())
+            METRICS.certificate_expires_timestamp_seconds.set(pair.expires.timestamp())
             log.info("certificate_renewed", "a certificate that expires on %s is used now", pair.expires.date())
             return pair
 

@@ -83,7 +83,7 @@ class Metrics:
         self.in_flight = gauge("in_flight", "copies on their way to the broker, without a confirm yet")
         self.confirm_seconds = histogram("confirm_seconds", "publish to confirm", _SECONDS)
         self.publisher_connected = gauge("publisher_connected", "1: connected to the broker")
-        self.certificate_expires = gauge(
+        self.certificate_expires_timestamp_seconds = gauge(
             "certificate_expires_timestamp_seconds",
             "when the certificate of [tls] becomes invalid, seconds since the epoch; 0: there is none",
         )
