@@ -37,9 +37,7 @@ class KeyPair:
 
     def context(self) -> ssl.SSLContext:
         """Return a new context for servers. Raises ssl.SSLError."""
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        _load(made, self.chain, self.key)
-        return made
+        return _context_of(self.chain, self.key)
 
 
 def read_key_pair(tls: TlsConfig) -> KeyPair:
@@ -47,10 +45,8 @@ def read_key_pair(tls: TlsConfig) -> KeyPair:
     assert tls.certificate is not None
     assert tls.key is not None
     key, chain = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        _load(server, chain, key)
-        expires = _expires(server, chain.decode())
+        expires = _expires(_context_of(chain, key), chain.decode())
     except (ssl.SSLError, ValueError) as exc:
         reason = getattr(exc, "verify_message", "") or getattr(exc, "reason", "") or str(exc)
         if reason in _OF_ANOTHER:
@@ -64,10 +60,12 @@ def read_key_pair(tls: TlsConfig) -> KeyPair:
     return KeyPair(key=key, chain=chain, expires=expires)
 
 
-def _load(context: ssl.SSLContext, chain: bytes, key: bytes) -> None:
-    """Load what was read, which the ssl module takes from files alone."""
+def _context_of(chain: bytes, key: bytes) -> ssl.SSLContext:
+    """Return a context with what was read, which the ssl module takes from files alone."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _in_memory(chain) as certificate, _in_memory(key) as private:
-        context.load_cert_chain(certificate, private, password="")  # without it, an encrypted key asks the terminal
+        made.load_cert_chain(certificate, private, password="")  # without it, an encrypted key asks the terminal
+    return made
 
 
 @contextmanager
