@@ -34,7 +34,9 @@ COMMANDS = {
     "init": Command("tmc_cli.databases:init_app", _SERVER, "Create or upgrade the tables; safe to repeat."),
     "move-shard": Command("tmc_cli.databases:move_app", _SERVER, "Move shards to another database while servers run."),
     "doctor": Command(
-        "tmc_cli.databases:doctor_app", _SERVER, "Check databases, broker, Consul, certificate and archive."
+        "tmc_cli.databases:doctor_app",
+        _SERVER,
+        "Check databases, brokers, certificate, and all else that is configured.",
     ),
     "consume": Command("tmc_cli.consuming:run", "", "Run a consumer."),
     "outbox": Command(

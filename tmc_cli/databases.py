@@ -39,7 +39,7 @@ def init(
 
 @doctor_app.command()
 def doctor(config: ConfigFile = None) -> None:
-    """Check databases, broker, Consul, certificate and archive; exit code 1 when something is wrong."""
+    """Check databases, brokers, certificate, and all else that is configured; exit code 1 when something is wrong."""
     settings = loaded(config)
     try:
         require_databases(settings)

@@ -10,6 +10,7 @@ _EXTRAS = {
     "requests": "tmc-client[consul]",
     "confluent_kafka": "tmc-client[kafka]",
     "sqlalchemy": "tmc-client[outbox]",
+    "joserfc": "tmc-center[oidc]",
     "pyspark": "tmc-center[pipeline]",
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import smtplib
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid, parseaddr
@@ -19,7 +20,7 @@ from tmc_server.domain.ports.alerts import Alert
 
 log = EventLog("tmc.alert")
 
-_DEADLINE_S = 10.0  # of each step
+_DEADLINE_S = 10.0
 _FOR_GOOD = range(500, 600)
 
 
@@ -32,6 +33,21 @@ class MailServer:
     security: Literal["starttls", "tls", "none"] = "starttls"
     user: str = ""
     password: str = ""
+
+    @contextmanager
+    def connection(self, deadline_s: float) -> Iterator[smtplib.SMTP]:
+        """A connection that has logged in. Raises OSError. deadline_s: of each step."""
+        context = ssl.create_default_context()
+        if self.security == "tls":
+            made: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=deadline_s, context=context)
+        else:
+            made = smtplib.SMTP(self.host, self.port, timeout=deadline_s)
+        with made:
+            if self.security == "starttls":
+                made.starttls(context=context)
+            if self.user:
+                made.login(self.user, self.password)
+            yield made
 
 
 class SmtpSink:
@@ -88,19 +104,7 @@ class SmtpSink:
 
     def _deliver(self, mail: EmailMessage, recipients: Sequence[str]) -> dict[str, tuple[int, bytes]]:
         """Returns: the recipients that were refused; some were not."""
-        server = self._server
-        context = ssl.create_default_context()
-        if server.security == "tls":
-            connection: smtplib.SMTP = smtplib.SMTP_SSL(
-                server.host, server.port, timeout=self._deadline_s, context=context
-            )
-        else:
-            connection = smtplib.SMTP(server.host, server.port, timeout=self._deadline_s)
-        with connection:
-            if server.security == "starttls":
-                connection.starttls(context=context)
-            if server.user:
-                connection.login(server.user, server.password)
+        with self._server.connection(self._deadline_s) as connection:
             return connection.send_message(mail, parseaddr(self._sender)[1], list(recipients))
 
 

@@ -1,4 +1,4 @@
-"""Findings of `tmc doctor` about the rest of the configuration: its files, TLS, Consul, checks, the archive."""
+"""Findings of `tmc doctor` about the rest of the configuration: files, TLS, Consul, checks, Kafka, mail, logins, the archive."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from tmc_common.extras import extra_of
 from tmc_common.printable import without_secrets
+from tmc_server.app.alerting import mail_server
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.certificates import EXPIRES_SOON, CertificateUnusable, read_key_pair
 from tmc_server.config import Config
@@ -25,6 +26,12 @@ def examine_neighbors(config: Config, center: str | None) -> Iterator[Finding]:
     if config.consul.agent:
         yield _consul(config)
     yield _checks(config)
+    if config.kafka.bootstrap:
+        yield _kafka(config)
+    if config.alerts.smtp_host:
+        yield _mail(config)
+    if config.oidc.issuer:
+        yield _logins(config)
     if config.retention.kind == "archive" and center is not None:
         yield _archive(config.retention.archive, center)
 
@@ -52,7 +59,7 @@ def _consul(config: Config) -> Finding:
     try:
         from tmc_common.consul import AGENT_ERRORS, agent_client
     except ModuleNotFoundError as exc:
-        return Finding(setting=setting, value="", must=f"be installed with {exc.name}: {extra_of(exc)}", ok=False)
+        return not_installed(setting, exc)
     try:
         client = agent_client(consul.agent, consul.token.get_secret_value(), timeout_s=_DEADLINE_S)
         _, nodes = client.health.service(consul.service, passing=True, tag=consul.tag or None)
@@ -72,6 +79,49 @@ def _checks(config: Config) -> Finding:
     elif kind == "static" and not config.discovery.instances:
         value = "NOBODY can be asked: [discovery.instances] is empty; messages of services would stay undecided"
     return Finding(setting="checks", value=value, must="", ok=True)
+
+
+def _kafka(config: Config) -> Finding:
+    setting, bootstrap = "Kafka", config.kafka.bootstrap
+    try:
+        from tmc_server.delivery.kafka import count_brokers
+    except ModuleNotFoundError as exc:
+        return not_installed(setting, exc)
+    try:
+        brokers = count_brokers(config.kafka.librdkafka, _DEADLINE_S)
+    except OSError as exc:
+        must = f"answer: check [kafka] bootstrap and settings ({str(exc)[:200]})"
+        return Finding(setting=setting, value=bootstrap, must=must, ok=False)
+    return Finding(setting=setting, value=f"{bootstrap}, {brokers} brokers", must="", ok=True)
+
+
+def _mail(config: Config) -> Finding:
+    wanted = config.alerts
+    setting, value = "mail server", f"{wanted.smtp_host}:{wanted.smtp_port}"
+    try:
+        with mail_server(wanted).connection(_DEADLINE_S):
+            return Finding(setting=setting, value=value, must="", ok=True)
+    except OSError as exc:
+        must = f"take mail from this user: check smtp_* of [alerts] ({str(exc)[:200]})"
+        return Finding(setting=setting, value=value, must=must, ok=False)
+
+
+def _logins(config: Config) -> Finding:
+    setting, wanted = "OpenID provider", config.oidc
+    try:
+        from tmc_server.identity.oidc import OidcTokens, Provider
+    except ModuleNotFoundError as exc:
+        return not_installed(setting, exc)
+    try:
+        OidcTokens(Provider(issuer=wanted.issuer, audiences=wanted.audiences, claim=wanted.claim)).refresh()
+    except (OSError, ValueError) as exc:
+        must = f"publish its keys: check [oidc] issuer ({str(exc)[:200]})"
+        return Finding(setting=setting, value=wanted.issuer, must=must, ok=False)
+    return Finding(setting=setting, value=wanted.issuer, must="", ok=True)
+
+
+def not_installed(setting: str, exc: ModuleNotFoundError) -> Finding:
+    return Finding(setting=setting, value="", must=f"be installed with {exc.name}: {extra_of(exc)}", ok=False)
 
 
 def _archive(url: str, center: str) -> Finding:

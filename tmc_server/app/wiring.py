@@ -10,9 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from tmc_common.eventlog import EventLog
-from tmc_server.alerts.log import LogSink
-from tmc_server.alerts.smtp import MailServer, SmtpSink
-from tmc_server.alerts.webhook import WebhookSink
+from tmc_server.app.alerting import alerting, sinks_of
 from tmc_server.app.checks import Checks
 from tmc_server.app.discovery import Discovery
 from tmc_server.app.maintenance import CannotStart
@@ -26,12 +24,11 @@ from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
-from tmc_server.domain.ports.alerts import AlertSink, EpisodeStore
+from tmc_server.domain.ports.alerts import EpisodeStore
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.ports.reading import AuditTrail, TrafficReader
 from tmc_server.domain.proposals import ApprovalRules
 from tmc_server.domain.retry import RetryPolicy
-from tmc_server.duties.alerting import Alerting, Grouping, Resolving
 from tmc_server.duties.bulk import BulkWorking
 from tmc_server.duties.checking import Checking
 from tmc_server.duties.counting import Counting, Gauging
@@ -115,8 +112,6 @@ _SUBMISSION_S = 1.0
 _WOKEN_S = 30.0  # the scan wakes these duties; without it they run this often
 _EXCLUSIVE_S = 5.0
 _COUNTING_S = 2.0
-_ALERTING_S = 5.0
-_RESOLVING_S = 10.0
 _TRAFFIC_S = 10.0
 _SEALING_S = 5.0
 _LOGINS_S = 60.0
@@ -243,7 +238,7 @@ def wire(
     )
     shard_keeping = _shard_keeping(config, store, parts, redelivery)
     following = CatalogFollowing(store.watch, outlets, store.shards, die, finish)
-    sinks = _sinks(config)
+    sinks = sinks_of(config.alerts)
     beat_s = min(1.0, config.server.lease_seconds / 6)
     duties = [
         Periodic("node", Beating(store.nodes).run_once, beat_s),
@@ -253,7 +248,7 @@ def wire(
         *_bulk(store, parts),
         *_asking(checking, asking),
         *_scanning(config, store, parts, [redelivery, asking]),
-        *(duty for part in parts for duty in _alerting(part.outbox, sinks, store)),
+        *(duty for part in parts for duty in alerting(part.outbox, sinks, store)),
         *_retaining(config, store, parts),
         *_staying_alone(store, die),
         Periodic("catalog", following.run_once, store.watch.period_s),
@@ -613,38 +608,6 @@ def _scanning(config: Config, store: OpenStore, parts: Sequence[_Part], wakeups:
         return Periodic("scanning", scan, config.delivery.scan_seconds)
 
     return [duty(part) for part in parts]
-
-
-def _sinks(config: Config) -> dict[str, AlertSink]:
-    wanted = config.alerts
-    sinks: dict[str, AlertSink] = {"log": LogSink()}
-    if webhook := wanted.webhook.get_secret_value():
-        sinks["webhook"] = WebhookSink(webhook, wanted.webhook_format, wanted.language)
-    if wanted.smtp_host:
-        server = MailServer(
-            host=wanted.smtp_host,
-            port=wanted.smtp_port,
-            security=wanted.smtp_security,
-            user=wanted.smtp_user,
-            password=wanted.smtp_password.get_secret_value(),
-        )
-        sinks["smtp"] = SmtpSink(server, wanted.mail_from, wanted.mail_to, wanted.mail_to_owner, wanted.language)
-    return sinks
-
-
-def _alerting(outbox: SqlAlertOutbox, sinks: Mapping[str, AlertSink], store: OpenStore) -> list[Periodic]:
-    """One that groups, and one per sink: a sink that hangs holds up no other."""
-    wakeup = Wakeup()
-    sending = [
-        Periodic(f"alerting {name}", Alerting(outbox, name, sink, store.watch).run_once, _ALERTING_S)
-        for name, sink in sinks.items()
-    ]
-    wakeup.register(sending)
-    return [
-        Periodic("alerting", Grouping(outbox, list(sinks), wakeup.notify).run_once, _ALERTING_S),
-        Periodic("resolving alerts", Resolving(outbox, wakeup.notify).run_once, _RESOLVING_S),
-        *sending,
-    ]
 
 
 def _retaining(config: Config, store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:

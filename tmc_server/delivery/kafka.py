@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from tmc_common.cloud_events import record_headers
 from tmc_common.eventlog import EventLog
@@ -31,6 +32,23 @@ log = EventLog("tmc.kafka")
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _NEVER = {KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.TOPIC_EXCEPTION, KafkaError._INVALID_ARG}
 """About the record or the name of its topic: trying again does not help. Everything else may be mended."""
+
+
+def count_brokers(settings: Mapping[str, Any], seconds: float) -> int:
+    """Ask Kafka how many brokers it has. Blocks. Raises OSError: it does not answer, or the settings are none.
+
+    librdkafka says by callback why it cannot connect, and then by an exception that nobody answered.
+    """
+    said: list[str] = []
+    quiet = {"log_level": 0, "error_cb": lambda error: said.append(error.str())}
+    try:
+        client = AdminClient({**settings, **quiet})
+        try:
+            return len(client.list_topics(timeout=seconds).brokers)
+        finally:
+            client.poll(0)
+    except KafkaException as exc:
+        raise OSError(said[0] if said else exc.args[0].str()) from exc
 
 
 class KafkaForwarder:

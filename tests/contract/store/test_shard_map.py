@@ -11,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 from pydantic import SecretStr
 
-from tmc_server.app import maintenance
-from tmc_server.app.maintenance import CannotStart, diagnose, initialize, open_shards
+from tmc_server.app import doctor
+from tmc_server.app.doctor import diagnose
+from tmc_server.app.maintenance import CannotStart, initialize, open_shards
 from tmc_server.app.moves import move_shards
 from tmc_server.config import Config
 from tmc_server.domain.numbers import Shard
@@ -128,7 +129,7 @@ def test_the_doctor_refuses_a_clock_that_messages_would_be_missed_by(
     configured: Configured, monkeypatch: pytest.MonkeyPatch, apart_s: int
 ) -> None:
     initialize(configured())
-    monkeypatch.setattr(maintenance, "wall_clock_ms", lambda: wall_clock_ms() + apart_s * 1000)
+    monkeypatch.setattr(doctor, "wall_clock_ms", lambda: wall_clock_ms() + apart_s * 1000)
     lines, well = diagnose(configured())
     assert not well
     (line,) = [line for line in lines if "clock of this machine" in line]

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Authority, for_loopback
-from tmc_server.app.neighbor_fitness import examine_neighbors
 from tmc_server.certificates import CertificateUnusable, Renewal, read_key_pair
-from tmc_server.config import Config, TlsConfig
+from tmc_server.config import TlsConfig
 
 
 def _tls(certificate: Path, key: Path) -> TlsConfig:
@@ -99,31 +98,3 @@ def test_what_cannot_be_read_for_a_moment_is_read_later_and_said_once(
     assert len(caplog.records) == 1
     away.rename(key)
     assert renewal.renewed() is not None  # by its inode's time of change it is another one
-
-
-def _findings(**settings: object) -> list[str]:
-    return list(map(str, examine_neighbors(Config.model_validate(settings), "")))
-
-
-def test_the_doctor_looks_at_certificate_consul_and_archive(tmp_path: Path) -> None:
-    certificate, key = for_loopback(tmp_path)
-    found = _findings(
-        tls={"certificate": str(certificate), "key": str(key)},
-        consul={"agent": "127.0.0.1:1"},
-        retention={"kind": "archive", "archive": str(tmp_path / "nowhere")},
-    )
-    assert [line[:5] for line in found] == ["BAD  ", "BAD  ", "ok   ", "BAD  "]
-    assert "must be renewed now" in found[0]  # it lasts for two days
-    assert "check [consul] agent and token" in found[1]
-    assert "must be the archive of this center." in found[3]
-    (unusable, _) = _findings(tls={"certificate": str(key), "key": str(key)})
-    assert unusable.startswith("BAD  TLS, certificate = , must be usable. [tls] certificate")
-
-
-def test_the_doctor_says_that_nobody_can_be_asked() -> None:
-    (nobody,) = _findings()
-    assert "NOBODY can be asked: [checks] allow" in nobody
-    (somebody,) = _findings(checks={"allow": ["10.0.0.0/8:*"]})
-    assert somebody == "ok   checks = services are found by discovery.kind recorded"
-    (listed,) = _findings(discovery={"instances": {"orders": ["127.0.0.1:1"]}})
-    assert listed == "ok   checks = services are found by discovery.kind static"
