@@ -10,11 +10,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import tmc_client
@@ -308,37 +310,52 @@ def test_what_spark_says_becomes_one_line(text: str, kind: type[Exception], said
 
 
 @pytest.mark.timeout(900)
-def test_a_day_at_the_command_line(tmp_path: Path, center: FilledCenter, note: Callable[[str], None]) -> None:
-    """Archive, restore, reconcile, compact, erase, report, with figures for Prometheus after each."""
+def test_a_day_at_the_command_line(
+    tmp_path: Path,
+    center: FilledCenter,
+    note: Callable[[str], None],
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Archive, restore, reconcile, compact, erase, report, with figures for Prometheus after each.
+
+    The first is a process with a JVM of its own. The others have one that runs already: to start it takes most of their time.
+    """
     settings = center.settings(tmp_path, metrics={"textfile": str(tmp_path)})
     archived = run(tmp_path, "archive", settings=settings)
     assert archived.returncode == 0, archived.stderr
     assert "12 messages, 20 consumptions" in archived.stdout
+    monkeypatch.setattr("tmc_pipeline.session.session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr("tmc_pipeline.cli.tell_progress", lambda: None)  # it would be for the whole process
+
+    def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+        done = CliRunner().invoke(app, [*arguments, "--config", str(tmp_path / "pipeline.toml")])
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
     assert "tmc_pipeline_archived_messages 12.0" in (tmp_path / "tmc_pipeline_archive.prom").read_text()
-    restored = run(tmp_path, "restore", "--topic", "orders.paid", "--key", "k04-3", settings=settings)
+    restored = run_here("restore", "--topic", "orders.paid", "--key", "k04-3")
     message = json.loads(restored.stdout)
     assert (message["key"], message["producer"], message["state"]) == ("k04-3", "p1", "COMMITTED")
     assert [each["subscriber"] for each in message["consumptions"]] == ["c1.default", "c4.default"]
     with center.sql(center.ledger("p1")) as sql:
         sql.exec_driver_sql("DELETE FROM tmc_ledger LIMIT 1")
-    reconciled = run(tmp_path, "reconcile", settings=settings)
+    reconciled = run_here("reconcile")
     assert reconciled.returncode == 1
     assert f"{'ghost':24}{1:12}" in reconciled.stdout
     assert 'tmc_pipeline_messages{verdict="ghost"} 1.0' in (tmp_path / "tmc_pipeline_reconcile.prom").read_text()
-    again = run(tmp_path, "reconcile", "--since", "last", settings=settings)
+    again = run_here("reconcile", "--since", "last")
     assert again.returncode == 1, "the ghost is reported until it is repaired"
     assert f"{'agreed':24}{0:12}" in again.stdout
-    assert "ended before --since" in refusal(run(tmp_path, "reconcile", "--since", "2090-01-01", settings=settings))
-    config = ("--config", str(tmp_path / "pipeline.toml"))
-    compacted = run(tmp_path, "archive", "compact", *config)
+    assert "ended before --since" in refusal(run_here("reconcile", "--since", "2090-01-01"))
+    compacted = run_here("archive", "compact")
     assert (compacted.returncode, compacted.stdout) == (0, "3 folders became 3, with 12 messages\n"), compacted.stderr
-    assert "No rule says what expires" in refusal(run(tmp_path, "archive", "expire", *config))
-    erased = run(tmp_path, "archive", "erase", message["id"], "--reason", "request 4711", *config)
+    assert "No rule says what expires" in refusal(run_here("archive", "expire"))
+    erased = run_here("archive", "erase", message["id"], "--reason", "request 4711")
     assert (erased.returncode, erased.stdout) == (0, "erased the content of 1 messages, in 1 folders\n"), erased.stderr
-    reported = run(tmp_path, "report", "--since", "2026-09-01", settings=settings)
+    reported = run_here("report", "--since", "2026-09-01")
     assert reported.returncode == 0, reported.stderr
     assert Path(reported.stdout.strip()).read_text().startswith("<!doctype html>")
-    assert "give a time as 2026-11-21" in refusal(run(tmp_path, "report", "--since", "yesterday", settings=settings))
+    assert "give a time as 2026-11-21" in refusal(run_here("report", "--since", "yesterday"))
     assert 'tmc_pipeline_succeeded{pipeline_job="report"} 1.0' in (tmp_path / "tmc_pipeline_report.prom").read_text()
     written = "".join(path.read_text() for path in tmp_path.glob("*.prom"))
     page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import grpc
+from typer.testing import CliRunner
 
 import tmc_client as tmc
 from tests.support.store import migrated_sqlite
+from tmc_cli.admin import app
 from tmc_client.embedded import Hold
 from tmc_common.protocol import admin_pb2, admin_pb2_grpc, types_pb2
 from tmc_server.app import DEV, SERVER, Server, initialize
@@ -98,10 +98,12 @@ class RunningCenter:
         return made
 
     def run_admin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`tmc admin` with these arguments, as its operator."""
-        environment = os.environ | {"TMC_ADDRESS": self.address, "TMC_ADMIN_TOKEN": self.token}
-        command = [str(Path(sys.executable).parent / "tmc"), "admin", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        """`tmc admin` with these arguments, as its operator; in this process, because a new one would cost 20 times as much."""
+        environment = {"TMC_ADDRESS": self.address, "TMC_ADMIN_TOKEN": self.token}
+        done = CliRunner().invoke(app, arguments, env=environment, prog_name="tmc admin")
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
     def rejected(self, key: str) -> str:
         """Publish a message of `order.paid` that its consumer rejects: no stock. Returns its id when that is an alert."""
