@@ -94,7 +94,12 @@ def _collected(request: message_pb2.PrepareRequest, future: Future[Any]) -> Prep
     try:
         return prepared_of(request, wait(future, timedelta(0)))
     except errors.TmcError as exc:
-        exc.add_note(f"topic {request.topic!r}, key {request.key!r}")
+        about = f"topic {request.topic!r}, key {request.key!r}"
+        if exc.reason == "ALREADY_ROLLED_BACK":  # its first answer was lost, and a check came before the repeat
+            fenced = errors.Fenced(errors.Fenced.text, reason=exc.reason)
+            fenced.add_note(about)
+            raise fenced from exc
+        exc.add_note(about)
         raise
 
 

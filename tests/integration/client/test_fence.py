@@ -11,18 +11,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import tmc_client as tmc
+from tests.support.center import RunningCenter
 from tests.support.dose import LONG
+from tmc_client import aio
 from tmc_client.checks.fence import LedgerAnswers
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producing.ledger import create_tables, ledger_id_of
+from tmc_client.producing.producer import Producer
 from tmc_client.producing.transaction import Transaction
 from tmc_client.tables import ledger, ledger_info, metadata
 from tmc_common.protocol import message_pb2
@@ -337,3 +341,55 @@ def test_constant_checking_never_deadlocks_blocks_of_several_messages(
     assert rows[1] == outcomes["committed"] * 3
     assert outcomes["fenced"] > 0
     assert verdicts[COMMIT] > 0
+
+
+@pytest.fixture
+def checked_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer of each Prepare is lost, and a check is answered "rolled back" before the repeat."""
+    prepare = Producer.prepare
+
+    def checked(self: Producer, request: message_pb2.PrepareRequest, timeout: timedelta) -> Future[Any]:
+        attempt = tmc.Prepared(message_id="", topic=request.topic, key=request.key, attempt_id=request.attempt_id)
+        self.rollback(attempt, timeout).result(60)
+        return prepare(self, request, timeout)
+
+    monkeypatch.setattr(Producer, "prepare", checked)
+
+
+@pytest.mark.usefixtures("checked_early")
+@pytest.mark.parametrize("prepare_first", [True, False])
+def test_a_block_that_was_checked_before_its_prepare_was_answered_may_run_again(
+    tmp_path: Path, prepare_first: bool
+) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    with RunningCenter(f"sqlite:///{tmp_path}/center.db") as center:
+        address, key = center.address, center.keys["orders"]
+
+        def block() -> None:
+            with (
+                tmc.connect(address, app="orders", key=key) as orders,
+                Session(engine) as session,
+                orders.transaction(session, prepare_first=prepare_first) as tx,
+            ):
+                tx.send("order.paid", b"x", key="blocking")
+
+        async def async_block() -> None:
+            other = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+            try:
+                async with (
+                    aio.connect(address, app="orders", key=key) as orders,
+                    AsyncSession(other) as session,
+                    orders.transaction(session, prepare_first=prepare_first) as tx,
+                ):
+                    tx.send("order.paid", b"x", key="asyncio")
+            finally:
+                await other.dispose()
+
+        for run in (block, lambda: asyncio.run(async_block())):
+            with pytest.raises(tmc.Fenced, match="Run it again") as caught:
+                run()
+            assert caught.value.reason == "ALREADY_ROLLED_BACK"
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(ledger)).all() == []
+    engine.dispose()
