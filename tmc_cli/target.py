@@ -83,6 +83,8 @@ class Target:
             found = self._probe()
             if not found and (instead := spoken_instead(exc.details() or "")):
                 found = f"What answers at {self.address} speaks {instead}: is this the server's address (TMC_ADDRESS)?"
+        if not found and code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            found = f"{self.address} did not answer in time: what you asked for may have been done. Look before you repeat it."
         proxy = by_proxy() if code is grpc.StatusCode.UNAVAILABLE else ""
         return f"{found}{proxy}" if found else f"{code.name}: {exc.details()}{proxy}"
 
