@@ -54,7 +54,7 @@ class Bulk:
 
     def server(self, **writer: Any) -> BulkWorking:
         work = SqlBulkWork(self.store.new_writer(**writer), self.store.leases, self.store.ids)
-        return BulkWorking(self.desk, work, self._sleep, monotonic=lambda: self.seconds, page=200)
+        return BulkWorking(self.desk, work, self._sleep, monotonic=lambda: self.seconds, page=20)
 
     def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -131,16 +131,16 @@ def actions(store: StoreUnderTest) -> Counter[str]:
 
 def test_what_failed_is_reactivated_with_a_fresh_budget_and_an_outcome_each(bulk: Bulk) -> None:
     store = bulk.store
-    numbers = [a_failure(store) for _ in range(450)]
+    numbers = [a_failure(store) for _ in range(45)]
     job = bulk.start(REACTIVATE)
-    assert job.count == 450
-    assert bulk.finish(job) == BulkProgress(done=450, finished=1)
+    assert job.count == 45
+    assert bulk.finish(job) == BulkProgress(done=45, finished=1)
     assert set(states(store, numbers)) == {C.SCHEDULED}
     assert {(store.row(each).tried, store.row(each).due_ms) for each in numbers} == {(0, store.clock())}
     assert bulk.outcomes(job) == dict.fromkeys(numbers, (ItemOutcome.DONE, ""))
     with store.database.reading() as connection:
         assert connection.execute(sa.select(failed)).fetchall() == []
-    assert sum(bulk.slept) == pytest.approx(450 / 2_000)
+    assert sum(bulk.slept) == pytest.approx(45 / 2_000)
     noted = actions(store)
     assert (noted["start bulk job"], noted["reactivate consumption"]) == (1, 0)
 
@@ -220,12 +220,12 @@ def test_two_jobs_at_once_reactivate_each_failure_once(bulk: Bulk) -> None:
 @pytest.mark.parametrize("point", ["read", "locked", "written"])
 def test_a_server_that_dies_leaves_whole_pages(bulk: Bulk, point: str) -> None:
     store = bulk.store
-    numbers = [a_failure(store) for _ in range(250)]
+    numbers = [a_failure(store) for _ in range(25)]
     job = bulk.start(REACTIVATE)
     assert bulk.duty.run_once()
     store.clock.advance(1)
-    assert store.redeliver(room=None, limit=1_000).delivered == 200
-    for number in numbers[:200]:
+    assert store.redeliver(room=None, limit=1_000).delivered == 20
+    for number in numbers[:20]:
         fail(store, number)
 
     def die(reached: str) -> None:
@@ -235,8 +235,8 @@ def test_a_server_that_dies_leaves_whole_pages(bulk: Bulk, point: str) -> None:
     with pytest.raises(SystemExit):
         bulk.server(hook=die).run_once()
     assert set(states(store, numbers)) == {C.FAILED}
-    assert bulk.finish(job) == BulkProgress(done=250, finished=1)
-    assert states(store, numbers) == [C.FAILED] * 200 + [C.SCHEDULED] * 50
+    assert bulk.finish(job) == BulkProgress(done=25, finished=1)
+    assert states(store, numbers) == [C.FAILED] * 20 + [C.SCHEDULED] * 5
 
 
 def test_a_delivery_that_moved_meanwhile_is_unchanged(bulk: Bulk) -> None:
@@ -283,13 +283,13 @@ def test_stopped_in_its_hold_nothing_has_happened(bulk: Bulk) -> None:
 
 
 def test_stopped_at_work_it_ends_behind_its_page(bulk: Bulk) -> None:
-    numbers = [a_failure(bulk.store) for _ in range(250)]
+    numbers = [a_failure(bulk.store) for _ in range(25)]
     job = bulk.start(REACTIVATE)
     assert bulk.duty.run_once()
     bulk.desk.stop("operator", job.number, "enough")
     assert not bulk.duty.run_once()
-    assert Counter(states(bulk.store, numbers)) == {C.SCHEDULED: 200, C.FAILED: 50}
-    assert bulk.desk.progress(job) == BulkProgress(done=200)
+    assert Counter(states(bulk.store, numbers)) == {C.SCHEDULED: 20, C.FAILED: 5}
+    assert bulk.desk.progress(job) == BulkProgress(done=20)
 
 
 def test_a_dry_run_starts_one_job(bulk: Bulk) -> None:
