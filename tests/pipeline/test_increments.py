@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.pipeline.kinds import KINDS, Planted
-from tests.pipeline.running import Jobs
+from tests.pipeline.running import Jobs, few_sources
 from tests.support.filled import START_MS, FilledCenter
 from tmc_common.headers import REPLAY_OF
 from tmc_pipeline.archive.job import DAY_MS
@@ -82,9 +82,10 @@ def _as_replay(message: Planted, original: Planted, body: str) -> None:
 def test_days_one_after_another(spark: SparkSession, filled: Fill, folder: Path) -> None:
     center = filled(EACH, SHARDS, start_ms=MIDNIGHT_MS - 16_000)
     center.fill_ledgers()
-    jobs = Jobs(spark, center, folder)
-    messages = _messages(jobs)
-    undecided, lost, altered, settled = messages[2], messages[3], messages[4], messages[5]
+    others = ("c1", "c2", "c4")  # a subscriber of another topic among them
+    jobs = few_sources(spark, center, folder, producers=("p1",), consumers=others)
+    messages = [each for each in _messages(jobs) if each.topic == 1]  # each third: five of the first day, five of the second
+    undecided, lost, altered, settled, original = messages[:5]
     _undecided(undecided)
     KINDS["the center has nothing of it"].plant(lost)
     jobs.run_archive(lag_ms=jobs.tables.now_ms() - MIDNIGHT_MS)
@@ -96,10 +97,9 @@ def test_days_one_after_another(spark: SparkSession, filled: Fill, folder: Path)
     assert _found(jobs, first) == {lost.id: "lost", altered.id: "body differs"}
     assert (first.verdicts[AGREED], first.verdicts[PENDING], first.span["left"]) == (3 * 15 - 3, 1, 0)
 
-    later = [each for each in messages if each.topic == settled.topic and each.number > messages[15].number]
-    honest, forged = later[:2]
-    _as_replay(honest, settled, "REPEAT(MD5(6 * 32 + 16), 8)")  # as it was filled
-    _as_replay(forged, messages[8], "'another body'")
+    honest, forged = messages[5:7]
+    _as_replay(honest, settled, "REPEAT(MD5(12 * 32 + 16), 8)")  # as it was filled
+    _as_replay(forged, original, "'another body'")
     second = jobs.run_reconcile(since="last")
     assert _found(jobs, second) == {lost.id: "lost", altered.id: "body differs", forged.id: "ghost"}
     assert (second.verdicts[AGREED], second.verdicts[PENDING], second.span["left"]) == (3 * 15 - 1, 1, 3)
@@ -112,7 +112,7 @@ def test_days_one_after_another(spark: SparkSession, filled: Fill, folder: Path)
     assert _found(jobs, third) == _found(jobs, second), "differences are reported until they are repaired"
     assert (third.verdicts[AGREED], third.verdicts[PENDING], third.span["left"]) == (1, 0, 4)
 
-    body = "REPEAT(MD5(5 * 32 + 16), 8)"
+    body = "REPEAT(MD5(9 * 32 + 16), 8)"
     altered.message(
         f"body = {body}, digest = UNHEX(SHA2(CONCAT('0:', LENGTH({body}), ':', {body}, 'text/plain'), 256))"
     )
