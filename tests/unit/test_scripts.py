@@ -13,7 +13,12 @@ import pytest
 from tmc_storm.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
-LANES = {"acceptance": "tests/acceptance", "others": "tests/unit", "pipeline": "tests/pipeline"}
+LANES = {
+    "acceptance": "tests/acceptance",
+    "integration": "tests/integration",
+    "others": "tests/unit",
+    "pipeline": "tests/pipeline",
+}
 
 
 def _environment(checkout: Path, failing: str = "", slow: str = "") -> dict[str, str]:
