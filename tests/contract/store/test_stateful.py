@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.support.dose import LONG
 from tests.support.store import DONE, POLICY, StoreUnderTest
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.message import MessageState as M
@@ -27,7 +28,11 @@ class Life:
     tried: int = 0
     due: int | None = None
     out_ms: int | None = None  # since when its last copy is out, with nobody known to have begun it
-    begun: int = 0
+    begun: int = 0  # the run of a handler that has begun this attempt
+
+
+ANSWERED = -1
+"""Instead of a run: this attempt is over."""
 
 
 class Lives(RuleBasedStateMachine):
@@ -112,19 +117,22 @@ class Lives(RuleBasedStateMachine):
             assert isinstance(answer, TmcError)
             return
         assert answer == DONE
-        life.out_ms, life.begun = None, 0
+        was_answered = life.begun == ANSWERED
+        life.out_ms, life.begun = None, ANSWERED
         if reject or (after is None and life.tried > POLICY.max_retry):
             life.duty, life.due = C.FAILED, None
         elif after is None:
             life.due = self.store.clock() + POLICY.delay_after_ms(life.tried)
         else:
-            life.tried, life.due = max(0, life.tried - 1), self.store.clock() + after
+            life.tried -= bool(life.tried) and not was_answered
+            life.due = self.store.clock() + after
 
     @rule(life=messages, attempt=st.integers(1, 5))
     def give_back(self, life: Life, attempt: int) -> None:
         self.store.perform(self.store.give_back_of(life.operation.number, attempt))
         if life.duty is C.SCHEDULED and attempt == life.attempt and not life.begun:
-            life.tried, life.due, life.out_ms = max(0, life.tried - 1), self.store.clock(), None
+            life.tried, life.due = max(0, life.tried - 1), self.store.clock()
+            life.out_ms, life.begun = None, ANSWERED
 
     @rule(life=messages, attempt=st.integers(1, 5), run=st.sampled_from([1, 2]))
     def begin_a_handler(self, life: Life, attempt: int, run: int) -> None:
@@ -142,7 +150,7 @@ class Lives(RuleBasedStateMachine):
         if life.duty is C.FAILED:
             assert answer == DONE
             life.duty, life.tried, life.due = C.SCHEDULED, 0, self.store.clock()
-            life.out_ms, life.begun = None, 0
+            life.out_ms, life.begun = None, ANSWERED
         else:
             assert isinstance(answer, TmcError)
 
@@ -194,7 +202,7 @@ def test_random_lives_agree_with_the_model(store: StoreUnderTest) -> None:
     run_state_machine_as_test(
         LivesHere,
         settings=settings(
-            max_examples=30,
+            max_examples=1_000 if LONG else 30,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
