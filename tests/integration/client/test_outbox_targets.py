@@ -84,7 +84,7 @@ class TestTheCenter:
         assert troubles(target.send([entry("a")])) == [Trouble.AWAY]  # the connection is closed
 
 
-def test_a_target_may_have_a_producer_of_its_own(center: tmc.Center) -> None:
+def test_a_target_may_have_a_producer_of_its_own(center: tmc.Center, tmp_path: Path) -> None:
     class Counting:
         delays = True
 
@@ -99,7 +99,7 @@ def test_a_target_may_have_a_producer_of_its_own(center: tmc.Center) -> None:
             """Nothing is open."""
 
     target = Counting()
-    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/own.db", poolclass=sa.NullPool)
     tmc.create_tables(engine)
     with tmc.Outbox(engine, target) as outbox, Session(engine) as session:
         outbox.add(session, "order.paid", {}, key="own")

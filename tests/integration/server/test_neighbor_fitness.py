@@ -1,4 +1,4 @@
-"""What `tmc doctor` says of all that is neither database nor broker."""
+"""`tmc doctor` on all that is neither database nor broker: files, certificates, Consul, Kafka, mail, logins."""
 
 from __future__ import annotations
 
