@@ -84,9 +84,8 @@ def test_days_one_after_another(spark: SparkSession, filled: Fill, folder: Path)
     center.fill_ledgers()
     others = ("c1", "c2", "c4")  # a subscriber of another topic among them
     jobs = few_sources(spark, center, folder, producers=("p1",), consumers=others)
-    messages = [
-        each for each in _messages(jobs) if each.topic == 1
-    ]  # each third: five of the first day, five of the second
+    # Every third one: five of the first day, five of the second.
+    messages = [each for each in _messages(jobs) if each.topic == 1]
     undecided, lost, altered, settled, original = messages[:5]
     _undecided(undecided)
     KINDS["the center has nothing of it"].plant(lost)

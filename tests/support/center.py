@@ -98,7 +98,7 @@ class RunningCenter:
         return made
 
     def run_admin(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`tmc admin` with these arguments, as its operator; in this process, because a new one would cost 20 times as much."""
+        """`tmc admin` with these arguments, as its operator; in this process: a new one would spend its time on imports."""
         environment = {"TMC_ADDRESS": self.address, "TMC_ADMIN_TOKEN": self.token}
         done = CliRunner().invoke(app, arguments, env=environment, prog_name="tmc admin")
         if done.exception and not isinstance(done.exception, SystemExit):

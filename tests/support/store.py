@@ -490,7 +490,7 @@ def server_store(
 
 @cache
 def _has_rows() -> sa.Select[Any]:
-    """For each table whether it has rows: one statement instead of two hundred, of which a test needs a few."""
+    """For each table whether it has rows: one statement instead of one per table, of which a test fills a few."""
     for shard in range(32):
         shard_tables(shard)
     tables = [table for table in METADATA.tables.values() if table not in _WRITTEN_BY_MIGRATE]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from tmc_common.extras import extra_of
@@ -82,42 +82,46 @@ def _checks(config: Config) -> Finding:
 
 
 def _kafka(config: Config) -> Finding:
-    setting, bootstrap = "Kafka", config.kafka.bootstrap
-    try:
+    bootstrap = config.kafka.bootstrap
+
+    def ask() -> str:
         from tmc_server.delivery.kafka import count_brokers
-    except ModuleNotFoundError as exc:
-        return not_installed(setting, exc)
-    try:
-        brokers = count_brokers(config.kafka.librdkafka, _DEADLINE_S)
-    except OSError as exc:
-        must = f"answer: check [kafka] bootstrap and settings ({str(exc)[:200]})"
-        return Finding(setting=setting, value=bootstrap, must=must, ok=False)
-    return Finding(setting=setting, value=f"{bootstrap}, {brokers} brokers", must="", ok=True)
+
+        return f"{bootstrap}, {count_brokers(config.kafka.librdkafka, _DEADLINE_S)} brokers"
+
+    return _asked("Kafka", bootstrap, "answer: check [kafka] bootstrap and settings", ask)
 
 
 def _mail(config: Config) -> Finding:
-    wanted = config.alerts
-    setting, value = "mail server", f"{wanted.smtp_host}:{wanted.smtp_port}"
-    try:
-        with mail_server(wanted).connection(_DEADLINE_S):
-            return Finding(setting=setting, value=value, must="", ok=True)
-    except OSError as exc:
-        must = f"take mail from this user: check smtp_* of [alerts] ({str(exc)[:200]})"
-        return Finding(setting=setting, value=value, must=must, ok=False)
+    place = f"{config.alerts.smtp_host}:{config.alerts.smtp_port}"
+
+    def ask() -> str:
+        with mail_server(config.alerts).connection(_DEADLINE_S):
+            return place
+
+    return _asked("mail server", place, "take mail from this user: check smtp_* of [alerts]", ask)
 
 
 def _logins(config: Config) -> Finding:
-    setting, wanted = "OpenID provider", config.oidc
-    try:
+    wanted = config.oidc
+
+    def ask() -> str:
         from tmc_server.identity.oidc import OidcTokens, Provider
+
+        OidcTokens(Provider(issuer=wanted.issuer, audiences=wanted.audiences, claim=wanted.claim)).refresh()
+        return wanted.issuer
+
+    return _asked("OpenID provider", wanted.issuer, "publish its keys: check [oidc] issuer", ask)
+
+
+def _asked(setting: str, place: str, must: str, ask: Callable[[], str]) -> Finding:
+    """ask: returns what is well, raises OSError or ValueError, or the ModuleNotFoundError of what is not installed."""
+    try:
+        return Finding(setting=setting, value=ask(), must="", ok=True)
     except ModuleNotFoundError as exc:
         return not_installed(setting, exc)
-    try:
-        OidcTokens(Provider(issuer=wanted.issuer, audiences=wanted.audiences, claim=wanted.claim)).refresh()
     except (OSError, ValueError) as exc:
-        must = f"publish its keys: check [oidc] issuer ({str(exc)[:200]})"
-        return Finding(setting=setting, value=wanted.issuer, must=must, ok=False)
-    return Finding(setting=setting, value=wanted.issuer, must="", ok=True)
+        return Finding(setting=setting, value=place, must=f"{must} ({str(exc)[:200]})", ok=False)
 
 
 def not_installed(setting: str, exc: ModuleNotFoundError) -> Finding:

@@ -162,8 +162,11 @@ class Shop:
 
     def _forget(self, order: Order) -> None:
         """Prepare, and never decide: the check says that it was rolled back."""
-        with contextlib.suppress(tmc.Decided):  # its first answer was lost, and a check came before the repeat
+        try:
             self._center.prepare(order.topic, order.body, key=f"{order.key}{_FORGOTTEN}")
+        except tmc.Decided as exc:
+            if exc.reason != "ALREADY_ROLLED_BACK":  # its first answer was lost, and a check came before the repeat
+                raise
 
     def _publish(self, publish: Callable[[Order], None], order: Order) -> None:
         """publish: returns when the message is stored."""
