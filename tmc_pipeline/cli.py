@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -68,30 +68,47 @@ class Job:
 
     @property
     def archive(self) -> Archive:
-        """Raises CannotRun: none is configured."""
+        """The one that is configured."""
         from tmc_pipeline.archive.contents import Archive
 
-        if not self.settings.archive.path:
-            raise CannotRun(
-                "No archive is configured: set [archive] path to a folder or URL that every worker reaches."
-            )
         return Archive(self.spark, self.settings.archive.path, self.center, wait_s=self.wait_s)
 
     @property
     def rewriting(self) -> Rewriting:
-        """Raises CannotRun: no archive is configured."""
         from tmc_pipeline.archive.rewriting import Rewriting
 
         return Rewriting(self.spark, self.center, self.archive)
 
 
+def _needs_archive(settings: Settings) -> None:
+    """Raises CannotRun: none is configured."""
+    if not settings.archive.path:
+        raise CannotRun("No archive is configured: set [archive] path to a folder or URL that every worker reaches.")
+
+
+def _needs_rules(settings: Settings) -> None:
+    """Raises CannotRun: no archive is configured, or nothing of it expires."""
+    _needs_archive(settings)
+    rules = settings.archive
+    if not rules.keep_days and not any(rules.keep_days_of.values()):
+        raise CannotRun("No rule says what expires: set archive.keep_days or archive.keep_days_of.")
+
+
 @contextmanager
-def _job(name: str, config: str, master: str, profile: str, wait_minutes: float = 0) -> Iterator[Job]:
-    """Settings, session and figures of one run."""
+def _job(
+    name: str,
+    config: str,
+    master: str,
+    profile: str,
+    wait_minutes: float = 0,
+    needs: Callable[[Settings], None] = lambda _: None,
+) -> Iterator[Job]:
+    """Settings, session and figures of one run. needs: raises CannotRun unless the settings are enough."""
     from tmc_pipeline.session import session
 
     with _refusals(name), _terminations():
         settings = _overridden(load(config), master, profile)
+        needs(settings)
         tell_progress()
         with (
             figures(settings.metrics.textfile, name) as kept,
@@ -191,7 +208,7 @@ def archive(
     if context.invoked_subcommand is not None:
         return
     _config_given(config)
-    with _job("archive", config, master, profile, wait) as job:
+    with _job("archive", config, master, profile, wait, _needs_archive) as job:
         from tmc_pipeline.archive.job import HOUR_MS, Archiving
 
         wanted = job.settings.archive
@@ -217,7 +234,7 @@ def verify(
     """Read archived messages and compare them with the manifests; exit code 1 when something is damaged."""
     with _refusals("archive verify"):
         from_ms, to_ms = _moment("--since", since), _moment("--until", until)
-    with _job("archive_verify", config, master, profile, wait) as job:
+    with _job("archive_verify", config, master, profile, wait, _needs_archive) as job:
         from tmc_pipeline.archive.verify import Verifying
 
         found = Verifying(job.archive).run(from_ms or 0, to_ms)
@@ -233,7 +250,7 @@ def verify(
 @archiving.command()
 def compact(config: ConfigFile, wait: Wait = 0, master: Master = "", profile: Profile = "") -> None:
     """Merge the files of finished days, one per day, topic and archive.file_megabytes, and many manifests into one."""
-    with _job("archive_compact", config, master, profile, wait) as job:
+    with _job("archive_compact", config, master, profile, wait, _needs_archive) as job:
         done = job.rewriting.compact(job.settings.archive.file_megabytes << 20)
         typer.echo(f"{done.before} folders became {done.after}, with {done.messages} messages")
 
@@ -241,10 +258,8 @@ def compact(config: ConfigFile, wait: Wait = 0, master: Master = "", profile: Pr
 @archiving.command()
 def expire(config: ConfigFile, wait: Wait = 0, master: Master = "", profile: Profile = "") -> None:
     """Remove days that are older than archive.keep_days or archive.keep_days_of."""
-    with _job("archive_expire", config, master, profile, wait) as job:
+    with _job("archive_expire", config, master, profile, wait, _needs_rules) as job:
         rules = job.settings.archive
-        if not rules.keep_days and not any(rules.keep_days_of.values()):
-            raise CannotRun("No rule says what expires: set archive.keep_days or archive.keep_days_of.")
         done = job.rewriting.expire(rules.keep_days, rules.keep_days_of)
         typer.echo(f"{done.before} folders expired, with {done.messages} messages")
 
@@ -259,7 +274,7 @@ def erase(
     profile: Profile = "",
 ) -> None:
     """Delete key, body, headers and error texts of messages for good; their numbers, times and states stay."""
-    with _job("archive_erase", config, master, profile, wait) as job:
+    with _job("archive_erase", config, master, profile, wait, _needs_archive) as job:
         from tmc_pipeline.archive.restore import wanted_ids
 
         done = job.rewriting.erase(wanted_ids(ids), reason)
@@ -276,7 +291,7 @@ def remove_run(
     profile: Profile = "",
 ) -> None:
     """Take a run out that went in wrongly, or record that one is gone for good; what its messages were is then unknown."""
-    with _job("archive_remove_run", config, master, profile, wait) as job:
+    with _job("archive_remove_run", config, master, profile, wait, _needs_archive) as job:
         done = job.rewriting.remove_run(run, reason)
         typer.echo(
             f"run {run} does not count any more: {done.before} folders with {done.messages} messages were removed"
@@ -295,7 +310,7 @@ def rewind(
     """Take out messages that are open again in a center that was restored from a backup. Archive everything next."""
     with _refusals("archive rewind"):
         since_ms = _moment("--since", since)
-    with _job("archive_rewind", config, master, profile, wait) as job:
+    with _job("archive_rewind", config, master, profile, wait, _needs_archive) as job:
         done = job.rewriting.rewind(since_ms or 0, reason)
         typer.echo(f"{done.messages} messages were taken out: run tmc pipeline archive --everything")
 
@@ -324,7 +339,7 @@ def restore(
     with _refusals("restore"):
         if bool(ids) == bool(topic and key):
             raise CannotRun("Say which: message ids, or --topic and --key.")
-    with _job("restore", config, master, profile, wait) as job:
+    with _job("restore", config, master, profile, wait, _needs_archive) as job:
         from tmc_pipeline.archive.restore import Restoring, wanted_ids
 
         restoring = Restoring(job.archive, skip_missing)

@@ -90,6 +90,23 @@ class TestBeforeSparkStarts:
             run(tmp_path, "reconcile", settings={"producers": [source]})
         )
 
+    @pytest.mark.parametrize(
+        ("archive", "command", "said"),
+        [
+            ({}, ["restore", "1-1-04-1"], "No archive is configured"),
+            ({}, ["archive", "expire"], "No archive is configured"),
+            ({"path": "/archive"}, ["archive", "expire"], "No rule says what expires"),
+        ],
+    )
+    def test_what_a_command_needs(
+        self, archive: dict[str, str], command: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # there is none
+        config = tmp_path / "pipeline.toml"
+        config.write_text(toml_of({"store": {"catalog": "sqlite:///center.db"}, "archive": archive}))
+        done = CliRunner().invoke(app, [*command, "--config", str(config)])
+        assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+
     def test_no_java(self, tmp_path: Path, center: FilledCenter) -> None:
         said = refusal(run(tmp_path, "archive", settings=center.settings(tmp_path), JAVA_HOME=str(tmp_path)))
         assert (
@@ -349,7 +366,6 @@ def test_a_day_at_the_command_line(
     assert "ended before --since" in refusal(run_here("reconcile", "--since", "2090-01-01"))
     compacted = run_here("archive", "compact")
     assert (compacted.returncode, compacted.stdout) == (0, "3 folders became 3, with 12 messages\n"), compacted.stderr
-    assert "No rule says what expires" in refusal(run_here("archive", "expire"))
     erased = run_here("archive", "erase", message["id"], "--reason", "request 4711")
     assert (erased.returncode, erased.stdout) == (0, "erased the content of 1 messages, in 1 folders\n"), erased.stderr
     reported = run_here("report", "--since", "2026-09-01")
