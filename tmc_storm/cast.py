@@ -123,7 +123,13 @@ class Cast:
 
     def _receiver(self) -> Program:
         listen = f"127.0.0.1:{self._scene.webhook_port}"
-        settings = self._settings("webhook-receiver", books.WEB_APP, self._scene.addresses, listen=listen)
+        keys = {
+            topic: self._scene.operator.call("GetDeliveryKeys", topic=topic, app=books.WEB_APP).key
+            for topic in books.WEBHOOKS[books.WEB_APP]
+        }
+        settings = self._settings(
+            "webhook-receiver", books.WEB_APP, self._scene.addresses, listen=listen, webhook_keys=keys
+        )
         return self._module("webhook receiver", "tmc_storm.shop.webhook", settings)
 
     def _settings(self, name: str, app: str, address: str, **more: Any) -> ShopSettings:

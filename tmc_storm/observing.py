@@ -25,7 +25,9 @@ _USAGE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Progress at one moment. at_s: from the beginning.  orders, effects: so far, of all producers and of all subscribers."""
+    """Progress at one moment. at_s: from the beginning.  orders, effects: so far, of all producers and of all subscribers,
+    with a few that were rolled back.
+    """
 
     at_s: float
     orders: int
@@ -52,26 +54,29 @@ class Observer:
         self._scene = scene
         self._since_ms = since_ms
         self._engines = {
-            name: sa.create_engine(scene.business_url(name, direct=True), poolclass=sa.NullPool)
+            name: sa.create_engine(scene.business_url(name, direct=True), pool_size=1, pool_pre_ping=True)
             for name in map(database_of, (books.ORDERS_APP, *scene.subscriptions))
         }
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many orders and effects there are. Raises sqlalchemy.exc.SQLAlchemyError: their database is away."""
-        orders = self._count("orders", books.sent)
-        return orders, sum(self._count(database_of(app), books.effect) for app in self._scene.subscriptions)
+    def progress(self) -> tuple[int, int]:
+        """Return about how many orders and effects there are. Raises sqlalchemy.exc.SQLAlchemyError: their database is away.
+
+        To count a hundred thousand rows every second would cost a tenth of the machine.
+        """
+        effects = sum(self._last(database_of(app), books.effect) for app in self._scene.subscriptions)
+        return self.last_order(), effects
 
     def last_order(self) -> int:
         """Return the number of the newest order."""
-        return int(self._rows("orders", sa.select(sa.func.coalesce(sa.func.max(books.sent.c.id), 0)))[0][0])
+        return self._last("orders", books.sent)
 
     def orders_after(self, number: int) -> list[str]:
         """Return the keys of newer orders."""
         column = books.sent.c
         return [key for (key,) in self._rows("orders", sa.select(column.message_key).where(column.id > number))]
 
-    def _count(self, name: str, table: sa.Table) -> int:
-        return int(self._rows(name, sa.select(sa.func.count()).select_from(table))[0][0])
+    def _last(self, name: str, table: sa.Table) -> int:
+        return int(self._rows(name, sa.select(sa.func.coalesce(sa.func.max(table.c.id), 0)))[0][0])
 
     def _rows(self, name: str, query: sa.Select[Any]) -> Sequence[Any]:
         with self._engines[name].connect() as connection:
@@ -190,7 +195,7 @@ class Progress:
                     usage for program in self._programs if (usage := _usage(self.now_s, program)) is not None
                 ]
             try:
-                orders, effects = self._observer.counts()
+                orders, effects = self._observer.progress()
             except sa.exc.SQLAlchemyError:
                 continue  # part of the storm
             self.samples.append(Sample(at_s=round(self.now_s, 2), orders=orders, effects=effects))

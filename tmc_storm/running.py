@@ -139,7 +139,7 @@ def _storm(options: Options, scene: Scene, cast: Cast, say: Callable[[str], None
     observer = Observer(scene, cast.since_ms)
     programs = [*scene.servers, *cast.programs]
     cast.start()
-    eventually(lambda: observer.counts()[1] >= _FIRST_EFFECTS, seconds=60, describe=observer.counts)
+    eventually(lambda: observer.progress()[1] >= _FIRST_EFFECTS, seconds=60, describe=observer.progress)
     with Supervisor(programs), Progress(observer, programs) as progress:
         faults = nodes_of(scene, cast) if options.kind is Kind.LITERAL else faults_of(scene, cast)
         strikes = _plan(options, faults)

@@ -56,6 +56,11 @@ PLANTED = {
     ),
     "nobody is checked": Edit("tmc_server/store/due_checks.py", "return self._look.due()", "return []"),
     "a webhook that fails is acked": Edit("tmc_server/delivery/webhook.py", "if 200 <= status < 300:", "if status:"),
+    "webhooks are signed with another key": Edit(
+        "tmc_server/delivery/webhook.py",
+        "for key in (keys.signing, keys.other) if key is not None]",
+        "for key in [b'']]",
+    ),
     "what failed is due again in an hour": Edit(
         "tmc_server/domain/consumption.py",
         "wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms",
@@ -76,6 +81,7 @@ FOUND_AS = {
     "nobody is checked": ("sqlite", {"unfinished"}),
     "what failed is due again in an hour": ("sqlite", {"unfinished"}),
     "a webhook that fails is acked": ("sqlite", {"lost"}),
+    "webhooks are signed with another key": ("sqlite", {"human work"}),
     "14-ledger-fence": ("mariadb", {"lost"}),
     "31-fence": ("postgresql", {"lost"}),
     "406-inbox-down": ("mariadb", {"human work"}),

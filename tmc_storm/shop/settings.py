@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -45,7 +45,7 @@ class ShopSettings:
     address: of the center.  authority: PEM file, for TLS; empty, none.  server_name: in its certificate.
     check_address: where a producer answers checks; empty, nowhere.  per_second: orders of this process.  seed: of what it orders.
     http: host:port of its servers' HTTP doors; empty, none.  queue: address of its submit queue; empty, none.  submit_secret: of
-    that queue.  listen: host:port where webhooks come.
+    that queue.  listen: host:port where webhooks come.  webhook_keys: by topic, the key of their signatures, hexadecimal.
     """
 
     name: str
@@ -63,6 +63,7 @@ class ShopSettings:
     queue: str = ""
     submit_secret: str = field(default="", repr=False)
     listen: str = ""
+    webhook_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def ways(self) -> Sequence[Way]:

@@ -7,10 +7,12 @@ It has no inbox of the SDK: it notes the id of each message in the transaction o
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ from tmc_common.addresses import HostPort
 from tmc_storm.shop import books
 from tmc_storm.shop.settings import ShopSettings
 
-_DONE, _MALFORMED, _REFUSED, _FAILED, _AWAY = 204, 400, 422, 500, 503
+_DONE, _MALFORMED, _UNSIGNED, _REFUSED, _FAILED, _AWAY = 204, 400, 401, 422, 500, 503
 _BATCH = "application/cloudevents-batch+json"
 _FORMS = {"application/cloudevents+json": dict, _BATCH: list}
+_PATHS = {"/one": books.ACCOUNT, "/batch": books.PAID}
 _FINISH_S = 5
 
 
@@ -34,6 +37,7 @@ class Receiver:
     def __init__(self, settings: ShopSettings) -> None:
         self._engine = books.engine_of(settings.database)
         self._refused = Path(settings.folder) / f"{settings.app}.refused"
+        self._keys = {path: bytes.fromhex(settings.webhook_keys[topic]) for path, topic in _PATHS.items()}
 
     def close(self) -> None:
         """Close the connections to the books; a later request opens others."""
@@ -52,13 +56,16 @@ class Receiver:
             if event["type"] == "http.disconnect":
                 return
             body, is_complete = body + event["body"], not event.get("more_body")
-        kind = dict(scope["headers"]).get(b"content-type", b"").decode()
+        headers = dict(scope["headers"])
+        kind = headers.get(b"content-type", b"").decode()
         found: Any = None
         with suppress(ValueError):
             found = json.loads(body)
         is_of_its_form = isinstance(found, _FORMS.get(kind, ()))
         status = _MALFORMED
-        if scope["method"] == "POST" and is_of_its_form:
+        if not _is_signed(headers, body, self._keys.get(scope["path"], b"")):
+            status = _UNSIGNED
+        elif scope["method"] == "POST" and is_of_its_form:
             status = await asyncio.to_thread(self._take, found if kind == _BATCH else [found])
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
@@ -86,6 +93,13 @@ class Receiver:
         with self._engine.begin() as connection:
             for event in events:
                 _book_one(connection, event)
+
+
+def _is_signed(headers: Mapping[bytes, bytes], body: bytes, key: bytes) -> bool:
+    """Return whether one of the signatures is by this key, as Standard Webhooks makes them."""
+    content = b".".join([headers.get(b"webhook-id", b""), headers.get(b"webhook-timestamp", b""), body])
+    expected = b"v1," + base64.b64encode(hmac.digest(key, content, "sha256"))
+    return any(hmac.compare_digest(expected, each) for each in headers.get(b"webhook-signature", b"").split())
 
 
 def _book_one(connection: sa.Connection, event: dict[str, Any]) -> None:
