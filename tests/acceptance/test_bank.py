@@ -19,7 +19,7 @@ from tmc_storm.eventually import eventually
 from tmc_storm.services.postgresql import PostgreSQL
 
 pytestmark = [pytest.mark.services, pytest.mark.postgresql]
-_KILLS, _TRANSFERS = (200, 20_000) if LONG else (12, 600)
+_KILLS, _TRANSFERS = (200, 20_000) if LONG else (12, 300)
 
 
 @pytest.fixture

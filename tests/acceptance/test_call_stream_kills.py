@@ -16,7 +16,7 @@ from tmc_common.protocol import message_pb2, message_pb2_grpc, types_pb2
 from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1200 if LONG else 300)]
-_MESSAGES = 20_000 if LONG else 2_000
+_MESSAGES = 20_000 if LONG else 1_000
 _CALLERS = 32
 _TURNS = 10 if LONG else 4  # a kill and a stop in turn, of the server that has the stream
 

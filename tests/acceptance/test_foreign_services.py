@@ -23,7 +23,7 @@ from tmc_storm.services.ports import free_port
 from tmc_storm.services.postgresql import PostgreSQL
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1200 if LONG else 480)]
-_ORDERS = 20_000 if LONG else 800
+_ORDERS = 20_000 if LONG else 400
 _KILLS = 30 if LONG else 6  # of shop, servers and consumer in turn
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _RECORDED = {"TMC_DISCOVERY__KIND": "recorded", "TMC_CHECKS__ALLOW": '["127.0.0.1/32:*"]'}

@@ -44,7 +44,7 @@ def _states(url: str) -> Counter[str] | None:
 
 def test_a_shard_moves_there_and_back_under_traffic(cluster: Cluster, note: Callable[[str], None]) -> None:
     there = cluster.settings["TMC_STORE__SPARE"][2:-2]
-    traffic = ShardTraffic(cluster, shard=SHARD, threads=4, batch=1, per_s=200)
+    traffic = ShardTraffic(cluster, shard=SHARD, threads=4, batch=1, per_s=200 if LONG else 80)
     try:
         killed = kill_moves(cluster, traffic, to="tmc_spare", kills=KILLS, longest_s=3.0, undo_each=4)
         said = move(cluster, SHARD, "--to", "tmc_spare")

@@ -32,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
 def test_everything_is_killed_once_and_the_ledgers_are_equal(
     cluster: Cluster, tmp_path: Path, note: Callable[[str], None]
 ) -> None:
-    count = 100_000 if LONG else 8_000
+    count = 100_000 if LONG else 2_400
     story = Story(cluster, tmp_path, count)
     assert cluster.consul is not None
     try:

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.mariadb, pytest.mark.postgresql, pytest.mark.services,
 
 
 def _storm(report: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tmc_cli", "storm", "--report", str(report), *options]
+    orders = "40" if LONG else "12"
+    command = [sys.executable, "-m", "tmc_cli", "storm", "--orders", orders, "--report", str(report), *options]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -26,10 +26,10 @@ from tmc_common.submission import dead_queue_of, queue_of
 from tmc_storm.eventually import eventually
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800 if LONG else 300)]
-_MESSAGES = 20_000 if LONG else 1_500
+_MESSAGES = 20_000 if LONG else 600
 _ORDER_KEYS = 7
 _KILLS = 6 if LONG else 3
-_OF_SDK = 2_000 if LONG else 200
+_OF_SDK = 2_000 if LONG else 100
 
 
 def _steps(number: int) -> list[Step]:

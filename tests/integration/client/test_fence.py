@@ -297,7 +297,7 @@ def test_constant_checking_never_deadlocks_blocks_of_several_messages(
     create_tables(engine)
     center, outcomes, seen = Center(), Counter[str](), []
     answers, done, verdicts = LedgerAnswers(engine), threading.Event(), Counter[tmc.Verdict]()
-    blocks = 10_000 if LONG else 2_000
+    blocks = 10_000 if LONG else 800
 
     def prepared(message_id: str) -> None:
         seen.append(message_id)

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from typer.testing import CliRunner
 
 from tests.support.center import RunningCenter
+from tests.support.dose import LONG
 from tmc_cli.admin import app as admin_app
 from tmc_common.protocol import admin_pb2, consumption_pb2, message_pb2, message_pb2_grpc, types_pb2
 from tmc_server.domain.rights import RIGHTS
@@ -567,14 +568,14 @@ class TestProtocol:
                 assert answer[0] == "INVALID_ARGUMENT"
 
     def test_generated_calls_end_in_documented_statuses(self, api: Api, center: RunningCenter) -> None:
-        """At least 5,000 calls over every RPC and field, with values that others stumbled over.
+        """Calls over every RPC and field, with values that others stumbled over.
 
         No call may lock the callers out, or all later ones would test the login only.
         """
         dice, calls, locked_out, documented = random.Random(7), 0, 0, set(types_pb2.Reason.keys())
         known = [api("MessageService/Publish", a_publish()).message_id for _ in range(3)]
         methods = [m for service in SERVICES.values() for m in service.methods if not m.server_streaming]
-        for round_ in range(180):
+        for round_ in range(180 if LONG else 60):
             for method in methods:
                 request = _nonsense(method, dice, known)
                 if method.name in ("DisableApp", "DropOldAppKey") and request.id in ("orders", "coupons"):
@@ -594,7 +595,7 @@ class TestProtocol:
                     assert answer[1] in documented, (path, request, answer)
                 for result in getattr(answer, "results", ()):
                     assert result.error.code not in (2, 13), (path, request)
-        assert calls >= 5000
+        assert calls >= (5000 if LONG else 1500)
         assert locked_out == 0
 
 
