@@ -43,6 +43,8 @@ _UNUSED_S = 60.0
 _IDLE_S = 15.0
 _MOST_IDLE = 64
 _MOST_SERVICES = 512
+_HANG_UP_S = 0.2  # for a proxy to find out that nobody is behind it
+_HANGS_UP = "it closes connections before anything is sent"
 _FOREIGN: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (  # the first that fits
     (httpcore.ConnectTimeout, httpx.ConnectTimeout),
     (httpcore.TimeoutException, httpx.ReadTimeout),
@@ -152,13 +154,17 @@ def _addresses(place: Place, resolver: Resolver) -> Sequence[Address]:
 # -- asyncio, pinned ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Service:
-    """idle: connections that answered and were kept, and since when.  used: when it was asked last.  Monotonic seconds."""
+    """idle: connections that answered and were kept, and since when.  used: when it was asked last.  Monotonic seconds.
+
+    left: the connection of the last request ended without an answer.
+    """
 
     idle: list[tuple[httpcore.AsyncHTTPConnection, float]]
     busy: int = 0
     used: float = 0.0
+    left: bool = False
 
 
 class PinnedTransport(httpx.AsyncBaseTransport):
@@ -200,16 +206,25 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         if kept is not None:
             with suppress(httpcore.NetworkError, httpcore.RemoteProtocolError, httpcore.ConnectionNotAvailable):
                 return kept, await kept.handle_async_request(asked)
+        endpoint = request.extensions[ENDPOINT]
+        if service.left:
+            await _wait_for_hang_up(endpoint, request.extensions.get("timeout", {}).get("connect"))
         connection = httpcore.AsyncHTTPConnection(
-            asked.url.origin,
-            ssl_context=self._tls,
-            network_backend=_Pinned(request.extensions[ENDPOINT]),
+            asked.url.origin, ssl_context=self._tls, network_backend=_Pinned(endpoint)
         )
-        return connection, await connection.handle_async_request(asked)
+        try:
+            response = await connection.handle_async_request(asked)
+        except httpcore.ConnectError:
+            raise
+        except (httpcore.NetworkError, httpcore.RemoteProtocolError):
+            service.left = True
+            raise
+        service.left = False
+        return connection, response
 
     def _service(self, request: httpx.Request) -> _Service:
         name = (request.extensions[ENDPOINT], request.url.raw_scheme)
-        service = self._services.pop(name, None) or _Service([])
+        service = self._services.pop(name, None) or _Service(idle=[])
         service.used = time.monotonic()
         self._services[name] = service  # at the end: the first ones were used longest ago
         return service
@@ -220,7 +235,11 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         if surplus <= 0 and oldest.used > long_ago:
             return
         resting = [(name, service) for name, service in self._services.items() if not service.busy]
-        closing = [name for number, (name, of) in enumerate(resting) if number < surplus or of.used <= long_ago]
+        closing = [
+            name
+            for number, (name, of) in enumerate(resting)
+            if number < surplus or (of.used <= long_ago and not of.left)
+        ]
         for service in [self._services.pop(name) for name in closing]:
             await _close(service)
 
@@ -228,6 +247,26 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         services, self._services = self._services, {}
         for service in services.values():
             await _close(service)
+
+
+async def _wait_for_hang_up(endpoint: Endpoint, timeout: float | None) -> None:
+    """Connect, and wait a moment. A proxy that has nobody behind it takes a connection and closes it: then no handler has begun,
+    while a connection that ends after a request may be that of a handler that died.
+
+    timeout: of the connection.  Raises httpcore.ConnectError: it closed the connection, or cannot be reached.
+    """
+    stream = await _Pinned(endpoint).connect_tcp("", 0, timeout)
+    try:
+        async with asyncio.timeout(_HANG_UP_S):
+            said = await stream.read(1)
+    except TimeoutError:
+        return
+    except httpcore.ReadError as exc:
+        raise httpcore.ConnectError(_HANGS_UP) from exc
+    finally:
+        await stream.aclose()
+    if not said:
+        raise httpcore.ConnectError(_HANGS_UP)
 
 
 async def _kept(service: _Service) -> httpcore.AsyncHTTPConnection | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -94,6 +95,21 @@ def _once(ended: threading.Event) -> Callable[[Posted], Reply]:
         return Reply()
 
     return answer
+
+
+def _close_each(proxy: socket.socket) -> list[str]:
+    """Close connections until the socket is shut down. Returns: by whom they were, so far."""
+    taken: list[str] = []
+
+    def close() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, peer = proxy.accept()
+                connection.close()
+                taken.append(str(peer))
+
+    threading.Thread(target=close, daemon=True).start()
+    return taken
 
 
 def _wait_ms(center: RunningCenter, topic: str) -> int:
@@ -320,6 +336,23 @@ class TestAnswers:
                 orders.publish(topic, b"x", key="k")
                 eventually(lambda: "no connection within" in caplog.text)
                 eventually(lambda: _state(center, topic, "k") == ("SCHEDULED", 0))
+
+    def test_a_proxy_without_anybody_behind_it_costs_one_try(
+        self, center: RunningCenter, orders: tmc.Center, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It takes each connection, and closes it. The first time, the handler may have begun and died."""
+        with socket.create_server(("127.0.0.1", 0)) as proxy:
+            taken = _close_each(proxy)
+            port = proxy.getsockname()[1]
+            topic = _subscribe(center, f"http://127.0.0.1:{port}/", untried=True)
+            orders.publish(topic, b"x", key="k")
+            eventually(lambda: "closes connections before anything is sent" in caplog.text)
+            seen = len(taken)
+            eventually(lambda: len(taken) > seen)
+            assert _state(center, topic, "k") == ("SCHEDULED", 1)
+            proxy.shutdown(socket.SHUT_RDWR)
+        with receiver(port):
+            assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 2)
 
     def test_an_answer_that_does_not_come_is_a_failure(
         self, center: RunningCenter, orders: tmc.Center, shop: Receiver, monkeypatch: pytest.MonkeyPatch
