@@ -198,5 +198,5 @@ class _Claims:
             return numbers
         if won == 0:
             return []
-        rows = tx.rows(tx.sql.lock_consumptions, subscription=self._subscription.number, ids=numbers)
+        rows = tx.rows(tx.sql.lock_consumptions, ids={self._subscription.number: numbers})
         return [row.message_id for row in rows if row_of(row) == new]

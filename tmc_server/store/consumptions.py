@@ -218,20 +218,21 @@ def _lock(tx: Transaction, pairs: Sequence[_Pair], into: _Locked | None = None) 
     wanted: dict[SubscriptionNumber, set[MessageNumber]] = {}
     for subscription, number in pairs:
         wanted.setdefault(subscription, set()).add(number)
+    ids = {subscription: sorted(numbers) for subscription, numbers in wanted.items()}
+    for row in tx.rows(tx.sql.lock_consumptions, ids=ids) if ids else ():
+        pair = SubscriptionNumber(row.subscription_no), MessageNumber(row.message_id)
+        locked.held[pair] = _Held(
+            row=row_of(row),
+            tried_ms=row.tried_ms or 0,
+            tried_by=row.incarnation,
+            budget=Budget(number=pair[1], since_ms=row.since_ms),
+            moved_ms=_moved_ms(row, tx.now),
+        )
+        if row.order_hash is not None:
+            locked.lines[pair] = (pair[0], OrderHash(row.order_hash))
+        if row.sequence is not None:
+            locked.sequences[pair] = OrderSequence(row.sequence)
     for subscription, numbers in sorted(wanted.items()):
-        for row in tx.rows(tx.sql.lock_consumptions, subscription=subscription, ids=sorted(numbers)):
-            pair = subscription, MessageNumber(row.message_id)
-            locked.held[pair] = _Held(
-                row=row_of(row),
-                tried_ms=row.tried_ms or 0,
-                tried_by=row.incarnation,
-                budget=Budget(number=pair[1], since_ms=row.since_ms),
-                moved_ms=_moved_ms(row, tx.now),
-            )
-            if row.order_hash is not None:
-                locked.lines[pair] = (subscription, OrderHash(row.order_hash))
-            if row.sequence is not None:
-                locked.sequences[pair] = OrderSequence(row.sequence)
         missing = sorted(number for number in numbers if (subscription, number) not in locked.held)
         if missing:
             found = tx.rows(tx.sql.existing_consumptions, subscription=subscription, ids=missing)
@@ -316,9 +317,10 @@ def _write(
                 **new_values(row, tx.now),
             }
             changed.setdefault(tuple(values.items()), []).append(number)
-    for subscription, numbers in sorted(acked.items()):
-        tx.change(tx.sql.ack, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
-        tx.traffic[Flow(0, subscription)] += len(numbers)
+    if acked:
+        ids = {subscription: sorted(numbers) for subscription, numbers in acked.items()}
+        tx.change(tx.sql.ack, sum(map(len, ids.values())), ids=ids, now=tx.now)
+        tx.traffic.update({Flow(0, subscription): len(numbers) for subscription, numbers in ids.items()})
     for subscription, numbers in sorted(reactivated.items()):
         tx.change(tx.sql.reactivate, len(numbers), subscription=subscription, ids=sorted(numbers), now=tx.now)
     for subscription, numbers in sorted(hurried.items()):

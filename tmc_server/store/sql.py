@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
@@ -14,12 +15,16 @@ from tmc_server.store.dialects import dialect_of
 from tmc_server.store.dialects.contract import Insertion
 from tmc_server.store.tables import FAMILY
 
+_Literal = Callable[[int | bytes], str]
+
 
 def by_ids(column: sa.Column[Any], name: str = "ids") -> sa.ColumnElement[bool]:
     return column.in_(sa.bindparam(name, expanding=True))
 
 
-_IDS = re.compile(r"\(__\[POSTCOMPILE_ids[^\]]*\]\)")
+def by_pairs(owner: sa.Column[Any], column: sa.Column[Any]) -> sa.ColumnElement[bool]:
+    """Return the condition of ByPairs."""
+    return sa.tuple_(owner, column).in_(sa.bindparam("ids", expanding=True))
 
 
 def by_primary(statement: Any, table: sa.Table) -> Any:
@@ -88,33 +93,62 @@ def _maker(columns: tuple[str, ...]) -> Callable[[Iterable[Any]], Any]:
     return make
 
 
-class ByIds:
-    """A statement whose `ids` are rendered as literals, because an expanding parameter costs more than the query.
+class Literals(ABC):
+    """A statement with a gap for literals, because an expanding parameter costs more than the query.
 
     Compiled once per dialect; all other parameters stay bound.
     """
 
+    _GAP: re.Pattern[str]
+
     def __init__(self, statement: Any) -> None:
         self._statement = statement
-        self._prepared: dict[str, tuple[str, str, list[str], Mapping[str, Any]]] = {}
+        self._prepared: dict[str, tuple[list[str], list[str], Mapping[str, Any]]] = {}
 
     @cached_property
     def _row(self) -> Callable[[Iterable[Any]], Any]:
         return _maker(tuple(self._statement.selected_columns.keys()))
 
-    def rows(self, connection: sa.Connection, ids: Sequence[int | bytes], **values: Any) -> list[Any]:
+    def rows(self, connection: sa.Connection, **values: Any) -> list[Any]:
         """Return the rows of a SELECT as named tuples: SQLAlchemy's look up their columns eight times as slowly."""
-        return list(map(self._row, self.run(connection, ids, **values).fetchall()))
+        return list(map(self._row, self.run(connection, **values).fetchall()))
 
-    def run(self, connection: sa.Connection, ids: Sequence[int | bytes], **values: Any) -> sa.CursorResult[Any]:
-        """ids: not empty."""
+    def run(self, connection: sa.Connection, ids: Any, **values: Any) -> sa.CursorResult[Any]:
+        """Run it. ids: not empty."""
         dialect = connection.dialect
         if dialect.name not in self._prepared:
             compiled = self._statement.compile(dialect=dialect)
-            head, tail = _IDS.split(str(compiled))
             order = [name for name in compiled.positiontup if name != "ids"]
-            self._prepared[dialect.name] = (head, tail, order, compiled.params)
-        head, tail, order, fixed = self._prepared[dialect.name]
-        numbers = ",".join(map(dialect_of(dialect.name).literal, ids))
+            self._prepared[dialect.name] = (self._GAP.split(str(compiled)), order, compiled.params)
+        (head, *columns, tail), order, fixed = self._prepared[dialect.name]
         parameters = tuple(values[name] if name in values else fixed[name] for name in order)
-        return connection.exec_driver_sql(f"{head}({numbers}){tail}", parameters)
+        filled = self._filled(columns, ids, dialect_of(dialect.name).literal)
+        return connection.exec_driver_sql(f"{head}({filled}){tail}", parameters)
+
+    @abstractmethod
+    def _filled(self, columns: Sequence[str], ids: Any, literal: _Literal) -> str:
+        """Return what is between the parentheses. columns: those that the gap names."""
+
+
+class ByIds(Literals):
+    """A statement about the rows with these `ids`, a sequence of int or bytes; see `by_ids`."""
+
+    _GAP = re.compile(r"\(__\[POSTCOMPILE_ids[^\]]*\]\)")
+
+    def _filled(self, columns: Sequence[str], ids: Sequence[int | bytes], literal: _Literal) -> str:
+        return ",".join(map(literal, ids))
+
+
+class ByPairs(Literals):
+    """A statement about rows of several owners, all in one; `ids`: a mapping of int to a sequence of int, see `by_pairs`.
+
+    The condition names the columns of a key one by one: not every database reads `(a, b) IN ((1, 2), ...)` by ranges of a key.
+    """
+
+    _GAP = re.compile(r"\((\S+), (\S+)\) IN \(__\[POSTCOMPILE_ids[^\]]*\]\)")
+
+    def _filled(self, columns: Sequence[str], ids: Mapping[int, Sequence[int]], literal: _Literal) -> str:
+        owner, column = columns
+        return " OR ".join(
+            f"({owner} = {literal(each)} AND {column} IN ({','.join(map(literal, ids[each]))}))" for each in sorted(ids)
+        )

@@ -17,7 +17,7 @@ from tmc_server.domain.ports.delivery import Copy, Outlet
 from tmc_server.domain.ports.reading import Flow
 from tmc_server.store.auditing import act
 from tmc_server.store.dialects import dialect_of
-from tmc_server.store.sql import ByIds, InsertRows
+from tmc_server.store.sql import InsertRows, Literals
 from tmc_server.store.statements import ShardStatements
 
 Hook = Callable[[str], None]
@@ -62,15 +62,15 @@ class Transaction:
     def locking_reads_see_inserts(self) -> bool:
         return dialect_of(self.connection.dialect.name).locking_reads_see_inserts
 
-    def rows(self, statement: sa.Executable | ByIds, **parameters: Any) -> Sequence[Any]:
+    def rows(self, statement: sa.Executable | Literals, **parameters: Any) -> Sequence[Any]:
         """Return the rows, with an attribute per column."""
-        if isinstance(statement, ByIds):
+        if isinstance(statement, Literals):
             return statement.rows(self.connection, **parameters)
         return self.connection.execute(statement, parameters).fetchall()
 
-    def execute(self, statement: sa.Executable | ByIds, **parameters: Any) -> sa.CursorResult[Any]:
+    def execute(self, statement: sa.Executable | Literals, **parameters: Any) -> sa.CursorResult[Any]:
         """Run a statement whose row count is an answer, not an expectation."""
-        if isinstance(statement, ByIds):
+        if isinstance(statement, Literals):
             return statement.run(self.connection, **parameters)
         return self.connection.execute(statement, parameters)
 
@@ -91,7 +91,7 @@ class Transaction:
         """Insert rows that clash with none, see Dialect.insert_free. Returns: the first column of what is in."""
         return statement.run_free(self.connection, rows) if rows else set()
 
-    def change(self, statement: sa.Executable | ByIds, expected: int, **parameters: Any) -> None:
+    def change(self, statement: sa.Executable | Literals, expected: int, **parameters: Any) -> None:
         """Run a guarded UPDATE or DELETE that must hit `expected` rows."""
         changed = self.execute(statement, **parameters).rowcount
         if changed != expected:
