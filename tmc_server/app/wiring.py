@@ -541,7 +541,7 @@ def _shard_keeping(config: Config, store: OpenStore, parts: Sequence[_Part], red
     return [
         ShardKeeping(
             part.leases,
-            Rescuing([part.due], store.nodes, uncertain_ms),
+            Rescuing([part.due], store.nodes, uncertain_ms, most_s=store.lease_ms / 6_000),
             everyone,
             redelivery.notify,
         )

@@ -67,35 +67,45 @@ class SqlDueWork:
 
         return repeated(run)
 
-    def rescue(self, shard: Shard, incarnation: int, since_ms: int) -> int | None:
+    def rescue(self, shard: Shard, gone: Mapping[int, int]) -> int | None:
         lease = self._leases.held().get(shard)
         if lease is None:
             return None
-        rescued = 0
-        for subscription in self._catalog.current.subscriptions_on.get(shard, ()):
-            which = {"subscription": subscription.number, "gone": incarnation, "since": since_ms}
-            while found := repeated(partial(self._rescue_page, shard, which, lease.guard)):
-                rescued += found
-        return rescued
+        subscriptions = [each.number for each in self._catalog.current.subscriptions_on.get(shard, ())]
+        if not (subscriptions and gone):
+            return 0
+        return repeated(partial(self._rescue_page, shard, subscriptions, gone, lease.guard))
 
-    def _rescue_page(self, shard: Shard, which: Mapping[str, int], guard: Mapping[str, int]) -> int:
+    def _rescue_page(
+        self, shard: Shard, subscriptions: Sequence[int], gone: Mapping[int, int], guard: Mapping[str, int]
+    ) -> int:
         """Read without locks, then change by primary key: a range over the due index would deadlock against acks."""
         sql, database = statements_of(shard), self._writer.database
         with database.transaction() as connection:
-            ids = sorted(
-                connection.execute(sql.handed_over_by_gone_servers, {**which, "limit": _RESCUE_PAGE}).scalars()
+            found: dict[tuple[SubscriptionNumber, int], list[int]] = {}
+            for row in connection.execute(sql.handed_over(subscriptions, gone, _RESCUE_PAGE)):
+                found.setdefault((row.subscription_no, row.incarnation), []).append(row.message_id)
+            return sum(
+                self._rescue_from(
+                    connection,
+                    shard,
+                    {"subscription": subscription, "gone": run, "since": gone[run], "ids": sorted(ids), **guard},
+                )
+                for (subscription, run), ids in sorted(found.items())
             )
-            if not ids:
-                return 0
-            now = database.now(connection)
-            locked = connection.execute(sql.lock_rescued, {**which, **guard, "ids": ids, "now": now}).fetchall()
-            if not locked:
-                return 0
-            sql.insert_attempts.run(
-                connection, [_gone(row, SubscriptionNumber(which["subscription"]), now) for row in locked]
-            )
-            mine = sorted(row.message_id for row in locked)
-            return connection.execute(sql.rescue, {**which, **guard, "ids": mine, "now": now}).rowcount
+
+    def _rescue_from(self, connection: sa.Connection, shard: Shard, which: Mapping[str, Any]) -> int:
+        """Make these deliveries of one subscription, of one run that is gone, due again."""
+        sql = statements_of(shard)
+        now = self._writer.database.now(connection)
+        locked = connection.execute(sql.lock_rescued, {**which, "now": now}).fetchall()
+        if not locked:
+            return 0
+        sql.insert_attempts.run(
+            connection, [_gone(row, SubscriptionNumber(which["subscription"]), now) for row in locked]
+        )
+        mine = sorted(row.message_id for row in locked)
+        return connection.execute(sql.rescue, {**which, "ids": mine, "now": now}).rowcount
 
 
 def _gone(row: Any, subscription: SubscriptionNumber, now: int) -> Mapping[str, Any]:

@@ -1,11 +1,13 @@
 """The statements of one shard, built once. Every UPDATE carries its guard; callers compare the row count.
 
-`ids` is always a list of message numbers in ascending order, see ByIds.
+`ids` is a list of message numbers in ascending order, see ByIds, or one for each subscription, see ByPairs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -13,7 +15,7 @@ from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
 from tmc_server.domain.numbers import ANSWERED, Shard
 from tmc_server.store.line_statements import LineStatements
-from tmc_server.store.sql import ByIds, InsertRows, by_ids, by_primary, has_state, through_index
+from tmc_server.store.sql import ByIds, ByPairs, InsertRows, by_ids, by_pairs, by_primary, has_state, through_index
 from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone, waiting
 
 CHECK_COLUMNS = ("check_attempt", "checked", "unreached_ms", "check_answer", "since_ms")  # begin at their defaults
@@ -113,11 +115,13 @@ class ShardStatements:
         self.insert_consumptions = InsertRows(consumption, without=("order_hash", "sequence", "extended", "begun"))
         self.insert_ordered = InsertRows(consumption, without=("extended", "begun"))
         since_ms = sa.func.coalesce(consumption.c.since_ms, consumption.c.created_ms).label("since_ms")
-        # subscription, ids
-        self.lock_consumptions = ByIds(
+        mine = by_pairs(consumption.c.subscription_no, consumption.c.message_id)
+        # ids: by subscription
+        self.lock_consumptions = ByPairs(
             by_primary(
                 sa.select(
                     consumption.c.message_id,
+                    consumption.c.subscription_no,
                     consumption.c.state,
                     consumption.c.attempt,
                     consumption.c.tried,
@@ -131,8 +135,8 @@ class ShardStatements:
                     consumption.c.begun,
                     since_ms,
                 )
-                .where(consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
-                .order_by(consumption.c.message_id)
+                .where(mine)
+                .order_by(consumption.c.message_id, consumption.c.subscription_no)
                 .with_for_update(skip_locked=True),
                 consumption,
             )
@@ -143,15 +147,11 @@ class ShardStatements:
         those = (consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
         self.states = ByIds(sa.select(consumption.c.message_id, consumption.c.state).where(*those))
         self.sequences = ByIds(sa.select(consumption.c.message_id, consumption.c.sequence).where(*those))
-        # subscription, ids, now
-        self.ack = ByIds(
+        # ids: by subscription; now
+        self.ack = ByPairs(
             by_primary(
                 consumption.update()
-                .where(
-                    consumption.c.subscription_no == sa.bindparam("subscription"),
-                    by_ids(consumption.c.message_id),
-                    has_state(consumption.c.state, c.sources(c.ConsumptionEvent.ACK)),
-                )
+                .where(mine, has_state(consumption.c.state, c.sources(c.ConsumptionEvent.ACK)))
                 .values(state=int(c.ConsumptionState.ACKED), due_ms=None, closed_ms=sa.bindparam("now")),
                 consumption,
             )
@@ -332,19 +332,13 @@ class ShardStatements:
 
     def _for_rescue(self, consumption: sa.Table) -> None:
         leased = self._leased()
-        # subscription, gone, since, limit: attempts of a dead server run, whose copies may be lost; no locks.
+        # subscription, gone, since, ids, now: attempts of a dead server run, whose copies may be lost.
         died = (
             consumption.c.subscription_no == sa.bindparam("subscription"),
             consumption.c.state == int(c.ConsumptionState.SCHEDULED),
             consumption.c.incarnation == sa.bindparam("gone"),
             consumption.c.tried_ms >= sa.bindparam("since"),
         )
-        self.handed_over_by_gone_servers = (
-            sa.select(consumption.c.message_id)
-            .where(*died, consumption.c.due_ms.is_not(None))
-            .limit(sa.bindparam("limit"))
-        )
-        # the same, ids, now
         self.rescue = by_primary(
             consumption.update()
             .where(*died, by_ids(consumption.c.message_id), leased)
@@ -369,6 +363,24 @@ class ShardStatements:
             .with_for_update(),
             consumption,
         )
+
+    def handed_over(self, subscriptions: Sequence[int], gone: Mapping[int, int], limit: int) -> sa.Select[Any]:
+        """Select attempts whose copies may be lost, without locks. gone: of server runs, since when (ms), by incarnation.
+
+        One statement for all of them: servers may have died a hundred times today, and a shard may have a thousand subscriptions.
+        """
+        consumption = self.tables.consumption
+        died = (
+            sa.and_(consumption.c.incarnation == incarnation, consumption.c.tried_ms >= since_ms)
+            for incarnation, since_ms in gone.items()
+        )
+        query = sa.select(consumption.c.message_id, consumption.c.subscription_no, consumption.c.incarnation).where(
+            consumption.c.subscription_no.in_(subscriptions),
+            consumption.c.state == int(c.ConsumptionState.SCHEDULED),
+            consumption.c.due_ms.is_not(None),
+            sa.or_(*died),
+        )
+        return through_index(query, consumption, f"{consumption.name}_due").limit(limit)
 
     def _for_checks(self, message: sa.Table) -> None:
         asked = (

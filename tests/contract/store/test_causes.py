@@ -278,7 +278,7 @@ def nothing_has_room(store: StoreUnderTest, _consumer: Consumer) -> None:
 
 
 def its_server_dies(store: StoreUnderTest, _consumer: Consumer) -> None:
-    assert store.due.rescue(store.shard, 7, 0) == 1
+    assert store.due.rescue(store.shard, {7: 0}) == 1
 
 
 def its_target_refuses_it(store: StoreUnderTest, consumer: Consumer) -> None:

@@ -109,7 +109,7 @@ def test_who_has_no_copy_in_the_queue_is_not_held(store: StoreUnderTest, how: st
         case "give back":
             store.perform(store.give_back_of(number, 1))
         case "rescue":
-            store.due.rescue(store.shard, 7, 0)
+            store.due.rescue(store.shard, {7: 0})
     store.outlet.looks_like = QueueLook(consumers=0, messages=900)
     assert store.redeliver(room=5) == Claimed(delivered=1)
 

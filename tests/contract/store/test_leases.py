@@ -208,7 +208,7 @@ def test_a_server_that_slept_through_its_lease_claims_nothing(store: StoreUnderT
     assert (
         woken.claim(store.shard, store.subscription.number, 10, QueueLook(consumers=0, messages=5), False) == Claimed()
     )
-    assert woken.rescue(store.shard, 7, 0) == 0
+    assert woken.rescue(store.shard, {7: 0}) == 0
     assert store.row(number) == before
     owner = SqlDueWork(store.writer, other, store.watch)
     assert owner.claim(store.shard, store.subscription.number, 10, QueueLook(), False) == Claimed(delivered=1)

@@ -405,18 +405,28 @@ class TestDelivering:
 
     def test_tries_of_a_run_that_is_gone_are_due_again_and_uncounted(self, store: StoreUnderTest) -> None:
         number = store.submitted(room=1)
-        assert store.due.rescue(store.shard, INCARNATION + 1, 0) == 0
-        assert store.due.rescue(store.shard, INCARNATION, 0) == 1
+        assert store.due.rescue(store.shard, {INCARNATION + 1: 0}) == 0
+        assert store.due.rescue(store.shard, {INCARNATION: 0}) == 1
         row = store.row(number)
         assert (row.attempt, row.tried, row.due_ms) == (1, 0, store.clock())
-        assert store.due.rescue(store.shard, INCARNATION, 0) == 0
+        assert store.due.rescue(store.shard, {INCARNATION: 0}) == 0
 
     def test_only_its_last_moments_are_uncertain(self, store: StoreUnderTest) -> None:
         early = store.submitted(room=1)
         store.clock.advance(5)
         late = store.submitted(room=1)
-        assert store.due.rescue(store.shard, INCARNATION, since_ms=store.clock()) == 1
+        assert store.due.rescue(store.shard, {INCARNATION: store.clock()}) == 1
         assert (store.row(early).tried, store.row(late).tried) == (1, 0)
+
+    def test_what_several_runs_left_behind_is_rescued_together(self, store: StoreUnderTest) -> None:
+        tried = []
+        for incarnation in (INCARNATION, INCARNATION + 1, INCARNATION + 2):
+            store.writer = store.new_writer(incarnation=incarnation)
+            tried.append(store.submitted(room=1))
+        store.clock.advance(5)
+        gone = {INCARNATION: 0, INCARNATION + 1: store.clock(), INCARNATION + 2: 0}
+        assert (store.due.rescue(store.shard, gone), store.due.rescue(store.shard, gone)) == (2, 0)
+        assert [store.row(number).tried for number in tried] == [0, 1, 0]
 
     @pytest.mark.parametrize("answer", ["nack", "extend"])
     def test_what_the_consumer_answered_is_not_rescued(self, store: StoreUnderTest, answer: str) -> None:
@@ -424,7 +434,7 @@ class TestDelivering:
         later = store.nack_of(number, 1, retry_after_ms=3_600_000)
         store.perform(later if answer == "nack" else store.extend_of(number, 1))
         before = store.row(number)
-        assert store.due.rescue(store.shard, INCARNATION, 0) == 0
+        assert store.due.rescue(store.shard, {INCARNATION: 0}) == 0
         assert store.row(number) == before
 
     def test_a_removal_that_is_taken_back_in_time_leaves_no_gap(self, store: StoreUnderTest) -> None:

@@ -95,8 +95,8 @@ def test_an_attempt_whose_server_died(store: StoreUnderTest, timeline: Timeline)
     began = store.clock()
     number = store.submitted(room=1)
     store.clock.advance(4)
-    assert store.due.rescue(store.shard, INCARNATION, 0) == 1
-    assert store.due.rescue(store.shard, INCARNATION, 0) == 0
+    assert store.due.rescue(store.shard, {INCARNATION: 0}) == 1
+    assert store.due.rescue(store.shard, {INCARNATION: 0}) == 0
     gone = "no ack, and the server that handed it over is gone; this attempt does not count"
     assert _sentences(store, timeline(number), began)[2:] == [
         (0, f"Attempt 1 was handed over {BY}."),

@@ -36,7 +36,8 @@ class ScriptedWork:
     def __init__(self, due: Mapping[tuple[int, int], Claimed]) -> None:
         self._due = due
         self.claims: list[tuple[int, int, bool]] = []
-        self.rescues: list[tuple[int, int, int]] = []
+        self.rescues: list[tuple[int, Mapping[int, int]]] = []
+        self.pages: dict[int, list[int]] = {}
         self.leases = {3: 1}
 
     def due(self) -> list[tuple[int, int]]:
@@ -49,9 +50,10 @@ class ScriptedWork:
     def held_shards(self) -> Mapping[int, int]:
         return self.leases
 
-    def rescue(self, shard: int, incarnation: int, since_ms: int) -> int:
-        self.rescues.append((shard, incarnation, since_ms))
-        return 1
+    def rescue(self, shard: int, gone: Mapping[int, int]) -> int:
+        self.rescues.append((shard, gone))
+        pages = self.pages.get(shard)
+        return pages.pop(0) if pages else 0
 
 
 class TestRedelivering:
@@ -111,18 +113,48 @@ class _Members:
     gone: tuple[ServerRun, ...] = ()
 
 
+def _run(incarnation: int, expires_ms: int) -> ServerRun:
+    return ServerRun(incarnation=incarnation, name=str(incarnation), started_ms=0, expires_ms=expires_ms)
+
+
 class TestRescuing:
     def test_each_run_that_is_gone_once_per_shard_and_epoch(self) -> None:
         work, members = ScriptedWork({}), _Members()
-        duty = Rescuing([work], members, uncertain_ms=100)
+        duty = Rescuing([work], members, uncertain_ms=100, most_s=1.0)
         assert duty.run_once() == 0
-        members.gone = (ServerRun(incarnation=5, name="five", started_ms=0, expires_ms=1000),)
-        assert (duty.run_once(), duty.run_once()) == (1, 0)
+        members.gone = (_run(5, 1000),)
+        work.pages = {3: [500, 20]}
+        assert (duty.run_once(), duty.run_once()) == (520, 0)
         work.leases = {3: 1, 4: 9}
-        assert duty.run_once() == 1
+        assert duty.run_once() == 0
+        members.gone = (_run(5, 1000), _run(6, 2000))
+        assert duty.run_once() == 0
         work.leases = {3: 2, 4: 9}  # lost and got back: in between another server looked after it
-        assert duty.run_once() == 1
-        assert work.rescues == [(3, 5, 900), (4, 5, 900), (3, 5, 900)]
+        assert duty.run_once() == 0
+        assert work.rescues == [
+            *[(3, {5: 900})] * 3,
+            (4, {5: 900}),
+            (3, {6: 1900}),
+            (4, {6: 1900}),
+            (3, {5: 900, 6: 1900}),
+        ]
+
+    def test_leases_are_renewed_in_between(self) -> None:
+        """Its thread is that of the leases: a server that left much behind must not cost the next one its shards."""
+        work, members, now = ScriptedWork({}), _Members(), 0.0
+
+        def slow(_shard: int, _gone: Mapping[int, int]) -> int:
+            nonlocal now
+            now += 0.4
+            return ScriptedWork.rescue(work, _shard, _gone)
+
+        work.rescue = slow  # type: ignore[method-assign]
+        work.leases = {3: 1, 4: 1}
+        work.pages = {3: [500] * 4, 4: [7]}
+        members.gone = (_run(5, 1000),)
+        duty = Rescuing([work], members, uncertain_ms=None, most_s=1.0, monotonic=lambda: now)
+        assert [duty.run_once() for _ in range(3)] == [1500, 507, 0]
+        assert len(work.rescues) == 7
 
 
 class TestPeriodic:

@@ -194,8 +194,9 @@ class DueWork(Protocol):
     def held_shards(self) -> Mapping[Shard, int]:
         """Epoch of the lease by shard."""
 
-    def rescue(self, shard: Shard, incarnation: int, since_ms: int) -> int | None:
-        """Make due again, uncounted, what a server run that is gone handed over since `since_ms`.
+    def rescue(self, shard: Shard, gone: Mapping[int, int]) -> int | None:
+        """Make a page of what server runs that are gone handed over due again, uncounted.
 
-        Returns: how many rows; None: the lease of the shard is over, nothing was done.
+        gone: since when, epoch ms, by incarnation.
+        Returns: how many rows, 0: none is left; None: the lease of the shard is over, nothing was done.
         """
