@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.support.dose import LONG
+from tests.support.dose import LONG, in_turn
 from tests.support.kafka import Kafka
 from tests.support.store import StoreUnderTest, server_store, sqlite_store
 from tmc_storm.services.consul import Consul
@@ -24,6 +24,19 @@ os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.
 SERVERS = ("mariadb", "postgresql")
 """Fixtures of database servers that the center runs on."""
 _FIGURES = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run one of the tests of each kind that takes turns; all by `--long`, or where tests are named one by one."""
+    if LONG or any("::" in argument for argument in config.args):
+        return
+    kinds: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        for mark in item.iter_markers("takes_turns"):
+            kinds.setdefault(mark.args[0], []).append(item)
+    others = [item for kind, some in kinds.items() for item in some if item not in in_turn(kind, some)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture

@@ -168,6 +168,7 @@ def _shop_works(admin: Callable[..., str], address: str, folder: Path) -> None:
         consumer.wait(60)
 
 
+@pytest.mark.takes_turns("compose")
 def test_the_servers_start_find_each_other_pass_their_health_checks_and_serve_a_shop(
     compose: dict[str, Any], outside: dict[str, str], tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def _received(rabbitmq: RabbitMQ) -> list[Any]:
     return found
 
 
+@pytest.mark.takes_turns("outbox")
 def test_nothing_is_lost_or_invented_and_order_holds_under_kills(
     database: sa.Engine, rabbitmq: RabbitMQ, note: Callable[[str], None]
 ) -> None:

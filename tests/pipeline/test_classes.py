@@ -109,6 +109,7 @@ def test_a_damaged_file_is_named(config: Path, cached: Path, tmp_path: Path) -> 
     assert f"Java did not start: delete {path}, it may be damaged, and run share-classes again." in said
 
 
+@pytest.mark.takes_turns("spark")
 def test_java_says_why_it_makes_none(config: Path, tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     conf.mkdir()

@@ -243,6 +243,7 @@ def _cluster(folder: Path, workers: int) -> Iterator[tuple[str, list[subprocess.
                 _kill(process)
 
 
+@pytest.mark.takes_turns("spark")
 @pytest.mark.timeout(1200)
 def test_a_cluster_whose_worker_dies(
     spark: SparkSession, center: FilledCenter, clean: list[Any], tmp_path: Path, note: Callable[[str], None]

@@ -72,6 +72,7 @@ def _archiving(jobs: Jobs) -> Archiving:
     return Archiving(jobs.spark, tables, Archive(jobs.spark, path, tables), 60_000, HOUR_MS)
 
 
+@pytest.mark.takes_turns("spark")
 def test_an_archive_in_s3(jobs: Jobs, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Archived, read, compacted, verified, reconciled; and the center reads the lists over fsspec."""
     late = jobs.tables.now_ms() - START_MS

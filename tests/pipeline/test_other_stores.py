@@ -26,6 +26,7 @@ from tmc_server.config import StoreConfig
 from tmc_server.domain.ids import MessageId
 
 
+@pytest.mark.takes_turns("stores of the pipeline")
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_center(kind: str, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> None:
     clock = ManualClock(START_MS)

@@ -39,6 +39,7 @@ def _url(engine: sa.Engine) -> str:
     return engine.url.render_as_string(hide_password=False)
 
 
+@pytest.mark.takes_turns("stores of the pipeline")
 def test_both_sides_on_postgresql_are_compared(
     spark: SparkSession, filled: Callable[..., Any], folder: Path, postgresql: PostgreSQL
 ) -> None:
