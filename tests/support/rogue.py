@@ -380,6 +380,26 @@ class RogueGrpc:
         return files(self.file.SerializeToString())
 
 
+@contextlib.contextmanager
+def proxy_without_anybody_behind() -> Iterator[tuple[int, list[str]]]:
+    """Take each connection and close it, until the end of the block. Yields its port, and by whom connections were made."""
+    taken: list[str] = []
+
+    def close() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, peer = proxy.accept()
+                connection.close()
+                taken.append(str(peer))
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        thread = threading.Thread(target=close, daemon=True)
+        thread.start()
+        yield proxy.getsockname()[1], taken
+        proxy.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
 class _Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Requests and answers as bytes."""
 

@@ -24,7 +24,7 @@ import pytest
 import uvloop
 
 from tests.support.certificates import for_loopback
-from tests.support.rogue import RogueGrpc, RogueHttp, TrapListener
+from tests.support.rogue import RogueGrpc, RogueHttp, TrapListener, proxy_without_anybody_behind
 from tests.support.web import web_server
 from tmc_server.checks.asking import without_poison
 from tmc_server.checks.channels import Channels
@@ -795,3 +795,11 @@ class TestReflection:
         for thread in threads:
             thread.join()
         assert [answer.verdict for answer in found] == [COMMIT] * 160
+
+
+def test_a_proxy_without_anybody_behind_it_is_away_from_the_second_question_on(http: HttpChecks) -> None:
+    """Of the first one nobody knows whether its handler has begun."""
+    target = CheckTarget(name="", kind="http", options={"path": "/verify"}, deadline_ms=ENOUGH_MS)
+    with proxy_without_anybody_behind() as (port, _):
+        answers = [http.ask(target, at(port), "", [a_question()], later())[0] for _ in range(3)]
+    assert [answer.reason for answer in answers] == [R.FAILED, R.UNREACHABLE, R.UNREACHABLE]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import socket
@@ -23,6 +22,7 @@ import tmc_client as tmc
 from tests.integration.server.test_api import refusal
 from tests.support.center import RunningCenter
 from tests.support.receiver import Posted, Receiver, Reply, receiver
+from tests.support.rogue import proxy_without_anybody_behind
 from tmc_common.protocol import message_pb2, message_pb2_grpc, types_pb2
 from tmc_server.delivery import webhook
 from tmc_server.domain.catalog import WEBHOOK, WEBHOOK_BATCH, Forward
@@ -95,21 +95,6 @@ def _once(ended: threading.Event) -> Callable[[Posted], Reply]:
         return Reply()
 
     return answer
-
-
-def _close_each(proxy: socket.socket) -> list[str]:
-    """Close connections until the socket is shut down. Returns: by whom they were, so far."""
-    taken: list[str] = []
-
-    def close() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, peer = proxy.accept()
-                connection.close()
-                taken.append(str(peer))
-
-    threading.Thread(target=close, daemon=True).start()
-    return taken
 
 
 def _wait_ms(center: RunningCenter, topic: str) -> int:
@@ -341,16 +326,13 @@ class TestAnswers:
         self, center: RunningCenter, orders: tmc.Center, caplog: pytest.LogCaptureFixture
     ) -> None:
         """It takes each connection, and closes it. The first time, the handler may have begun and died."""
-        with socket.create_server(("127.0.0.1", 0)) as proxy:
-            taken = _close_each(proxy)
-            port = proxy.getsockname()[1]
+        with proxy_without_anybody_behind() as (port, taken):
             topic = _subscribe(center, f"http://127.0.0.1:{port}/", untried=True)
             orders.publish(topic, b"x", key="k")
             eventually(lambda: "closes connections before anything is sent" in caplog.text)
             seen = len(taken)
             eventually(lambda: len(taken) > seen)
             assert _state(center, topic, "k") == ("SCHEDULED", 1)
-            proxy.shutdown(socket.SHUT_RDWR)
         with receiver(port):
             assert _becomes(center, topic, "k", "ACKED") == ("ACKED", 2)
 
