@@ -44,7 +44,6 @@ _IDLE_S = 15.0
 _MOST_IDLE = 64
 _MOST_SERVICES = 512
 _HANG_UP_S = 0.2  # for a proxy to find out that nobody is behind it
-_HANGS_UP = "it closes connections before anything is sent"
 _FOREIGN: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (  # the first that fits
     (httpcore.ConnectTimeout, httpx.ConnectTimeout),
     (httpcore.TimeoutException, httpx.ReadTimeout),
@@ -154,17 +153,13 @@ def _addresses(place: Place, resolver: Resolver) -> Sequence[Address]:
 # -- asyncio, pinned ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Service:
-    """idle: connections that answered and were kept, and since when.  used: when it was asked last.  Monotonic seconds.
-
-    left: the connection of the last request ended without an answer.
-    """
+    """idle: connections that answered and were kept, and since when.  used: when it was asked last.  Monotonic seconds."""
 
     idle: list[tuple[httpcore.AsyncHTTPConnection, float]]
     busy: int = 0
     used: float = 0.0
-    left: bool = False
 
 
 class PinnedTransport(httpx.AsyncBaseTransport):
@@ -179,6 +174,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._tls = tls
         self._services: dict[tuple[Endpoint, bytes], _Service] = {}
+        self._silent: dict[Endpoint, None] = {}  # whose last connection ended without an answer; the latest at the end
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         service = self._service(request)
@@ -201,14 +197,15 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         self, service: _Service, request: httpx.Request
     ) -> tuple[httpcore.AsyncHTTPConnection, httpcore.Response]:
         """Send the request; if a reused connection fails meanwhile, send it once more on a new one."""
-        asked = _as_core(request)
+        asked, endpoint = _as_core(request), request.extensions[ENDPOINT]
         kept = await _kept(service)
         if kept is not None:
             with suppress(httpcore.NetworkError, httpcore.RemoteProtocolError, httpcore.ConnectionNotAvailable):
-                return kept, await kept.handle_async_request(asked)
-        endpoint = request.extensions[ENDPOINT]
-        if service.left:
-            await _wait_for_hang_up(endpoint, request.extensions.get("timeout", {}).get("connect"))
+                response = await kept.handle_async_request(asked)
+                self._silent.pop(endpoint, None)
+                return kept, response
+        elif endpoint in self._silent:
+            await self._see_whether_it_hangs_up(endpoint, request.extensions.get("timeout", {}).get("connect"))
         connection = httpcore.AsyncHTTPConnection(
             asked.url.origin, ssl_context=self._tls, network_backend=_Pinned(endpoint)
         )
@@ -217,14 +214,37 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         except httpcore.ConnectError:
             raise
         except (httpcore.NetworkError, httpcore.RemoteProtocolError):
-            service.left = True
+            self._silent.pop(endpoint, None)
+            self._silent[endpoint] = None
+            if len(self._silent) > _MOST_SERVICES:
+                del self._silent[next(iter(self._silent))]
             raise
-        service.left = False
+        self._silent.pop(endpoint, None)
         return connection, response
+
+    async def _see_whether_it_hangs_up(self, endpoint: Endpoint, timeout: float | None) -> None:
+        """Connect, and wait a moment. A proxy that has nobody behind it takes a connection and closes it: then no handler has
+        begun, while a connection that ends after a request may be that of a handler that died.
+
+        timeout: of the connection.  Raises httpcore.ConnectError: it closed the connection, or takes none; ConnectTimeout.
+        """
+        stream, said = await _Pinned(endpoint).connect_tcp("", 0, timeout), b"?"
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HANG_UP_S):
+                    said = await stream.read(1)
+        except httpcore.ReadError:
+            said = b""
+        finally:
+            await stream.aclose()
+            if said:  # somebody holds the connection, perhaps for longer than the caller can wait
+                self._silent.pop(endpoint, None)
+        if not said:
+            raise httpcore.ConnectError("it closes connections before anything is sent")
 
     def _service(self, request: httpx.Request) -> _Service:
         name = (request.extensions[ENDPOINT], request.url.raw_scheme)
-        service = self._services.pop(name, None) or _Service(idle=[])
+        service = self._services.pop(name, None) or _Service([])
         service.used = time.monotonic()
         self._services[name] = service  # at the end: the first ones were used longest ago
         return service
@@ -235,11 +255,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         if surplus <= 0 and oldest.used > long_ago:
             return
         resting = [(name, service) for name, service in self._services.items() if not service.busy]
-        closing = [
-            name
-            for number, (name, of) in enumerate(resting)
-            if number < surplus or (of.used <= long_ago and not of.left)
-        ]
+        closing = [name for number, (name, of) in enumerate(resting) if number < surplus or of.used <= long_ago]
         for service in [self._services.pop(name) for name in closing]:
             await _close(service)
 
@@ -247,26 +263,6 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         services, self._services = self._services, {}
         for service in services.values():
             await _close(service)
-
-
-async def _wait_for_hang_up(endpoint: Endpoint, timeout: float | None) -> None:
-    """Connect, and wait a moment. A proxy that has nobody behind it takes a connection and closes it: then no handler has begun,
-    while a connection that ends after a request may be that of a handler that died.
-
-    timeout: of the connection.  Raises httpcore.ConnectError: it closed the connection, or cannot be reached.
-    """
-    stream = await _Pinned(endpoint).connect_tcp("", 0, timeout)
-    try:
-        async with asyncio.timeout(_HANG_UP_S):
-            said = await stream.read(1)
-    except TimeoutError:
-        return
-    except httpcore.ReadError as exc:
-        raise httpcore.ConnectError(_HANGS_UP) from exc
-    finally:
-        await stream.aclose()
-    if not said:
-        raise httpcore.ConnectError(_HANGS_UP)
 
 
 async def _kept(service: _Service) -> httpcore.AsyncHTTPConnection | None:

@@ -200,6 +200,8 @@ def without_poison(
         first = part(some[:middle])
         if len(set(first)) == 1 and first[0] == answers[0] and middle > 1 and left < _CALLS_FOR_POISON // 2:
             return answers  # both halves and their halves: it is the service
-        return [*first, *part(some[middle:])]
+        # One that is away now was there for the whole: perhaps a question of it killed the service.
+        halves = [*first, *part(some[middle:])]
+        return [answers[0] if each.reason is CheckReason.UNREACHABLE else each for each in halves]
 
     return part(questions)

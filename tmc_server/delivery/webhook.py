@@ -94,6 +94,7 @@ class _Line:
 
     bytes: of bodies, waiting or being posted.  resolved: a target, where it leads, since when.
     looking: the look-up that is under way, and of which target.
+    singly: how many are posted one by one, because a batch may have killed its handler.
     """
 
     subscription: SubscriptionNumber
@@ -103,6 +104,7 @@ class _Line:
     workers: int = 0
     resolved: tuple[str, Sequence[Endpoint], float] = ("", (), 0.0)
     looking: tuple[str, asyncio.Future[Sequence[Endpoint]]] | None = None
+    singly: int = 0
 
 
 class WebhookForwarder:
@@ -243,7 +245,7 @@ class WebhookForwarder:
                     self._give_waiting_back(line)
                     return
                 forward = self._forward(line)
-                copies = _next(line.waiting, _BATCH if forward.kind == WEBHOOK_BATCH else 1)
+                copies = _next(line.waiting, _BATCH if forward.kind == WEBHOOK_BATCH and not line.singly else 1)
                 try:
                     await self._post(line, forward, copies)
                 except Exception:  # a fault of ours: no copy may be left without an answer
@@ -257,6 +259,8 @@ class WebhookForwarder:
         outcome = await self._outcome(line, forward, copies)
         error = "" if isinstance(outcome, _Taken) else outcome.why
         self._spans.published(copies, time.monotonic() - began, forward.kind, error)
+        if not isinstance(outcome, _Away):
+            line.singly = max(0, line.singly - len(copies))
         if isinstance(outcome, _Taken):
             self._answers.acknowledge(copies)
             self._forget(line, copies)
@@ -275,6 +279,8 @@ class WebhookForwarder:
         for copy in copies:
             outcome = await self._post(line, forward, [copy])
             hung = isinstance(outcome, _Failed) and outcome.hung
+            if isinstance(outcome, _Away):
+                line.singly = len(copies)
             if hung or isinstance(outcome, _Away) or self._stopping.is_set():
                 break
         self._give_back(line, self._unsettled(line, copies), after_s=1.0)

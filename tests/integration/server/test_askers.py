@@ -797,9 +797,21 @@ class TestReflection:
         assert [answer.verdict for answer in found] == [COMMIT] * 160
 
 
-def test_a_proxy_without_anybody_behind_it_is_away_from_the_second_question_on(http: HttpChecks) -> None:
+def test_a_proxy_without_anybody_behind_it_is_away_from_the_second_question_on(
+    http: HttpChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the first one nobody knows whether its handler has begun."""
+    monkeypatch.setattr("tmc_server.outgoing._HANG_UP_S", 5.0)  # on a busy machine it takes its time
     target = CheckTarget(name="", kind="http", options={"path": "/verify"}, deadline_ms=ENOUGH_MS)
     with proxy_without_anybody_behind() as (port, _):
         answers = [http.ask(target, at(port), "", [a_question()], later())[0] for _ in range(3)]
     assert [answer.reason for answer in answers] == [R.FAILED, R.UNREACHABLE, R.UNREACHABLE]
+
+
+def test_a_service_that_a_question_killed_has_failed_at_all_of_them() -> None:
+    """Its halves find nobody. Uncounted, the same batch would kill it again and again."""
+    away = CheckAnswer.unknown(R.UNREACHABLE)
+    failed = CheckAnswer.unknown(R.FAILED)
+    questions = [a_question(str(number)) for number in range(8)]
+    answers = without_poison(lambda some: [failed if len(some) == 8 else away] * len(some), questions, later())
+    assert answers == [failed] * 8

@@ -323,9 +323,14 @@ class TestAnswers:
                 eventually(lambda: _state(center, topic, "k") == ("SCHEDULED", 0))
 
     def test_a_proxy_without_anybody_behind_it_costs_one_try(
-        self, center: RunningCenter, orders: tmc.Center, caplog: pytest.LogCaptureFixture
+        self,
+        center: RunningCenter,
+        orders: tmc.Center,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """It takes each connection, and closes it. The first time, the handler may have begun and died."""
+        monkeypatch.setattr("tmc_server.outgoing._HANG_UP_S", 5.0)  # on a busy machine it takes its time
         with proxy_without_anybody_behind() as (port, taken):
             topic = _subscribe(center, f"http://127.0.0.1:{port}/", untried=True)
             orders.publish(topic, b"x", key="k")
@@ -386,6 +391,31 @@ class TestBatches:
         for posted in shop.got:
             assert posted.headers["content-type"] == "application/cloudevents-batch+json"
             standardwebhooks.Webhook(bytes.fromhex(keys["key"])).verify(posted.body, dict(posted.headers))
+
+    def test_a_message_that_kills_its_handler_fails_although_that_is_away_for_a_moment(
+        self, center: RunningCenter, orders: tmc.Center, shop: Receiver
+    ) -> None:
+        """Its batch gets no answer, and the first single after that finds nobody: nothing would count, for ever."""
+        all_there, is_down = threading.Event(), threading.Event()
+
+        def answer(posted: Posted) -> Reply:
+            all_there.wait(60)
+            if is_down.is_set():
+                is_down.clear()
+                return Reply(503)
+            if "k39" in posted.keys:
+                is_down.set()
+                return Reply(0)
+            return Reply(headers={"Connection": "close"})  # else a request is sent again if a connection was kept
+
+        shop.answer = answer
+        topic = _subscribe(center, shop.url, WEBHOOK_BATCH, retry=types_pb2.RetryPolicy(interval_ms=100, max_retry=1))
+        for number in range(40):
+            orders.publish(topic, {}, key=f"k{number}")
+        all_there.set()
+        assert _becomes(center, topic, "k39", "FAILED") == ("FAILED", 2)
+        for number in range(39):
+            assert _becomes(center, topic, f"k{number}", "ACKED") == ("ACKED", 1)
 
     def test_a_message_that_nobody_can_handle_costs_no_other_a_retry(
         self, center: RunningCenter, orders: tmc.Center, shop: Receiver
