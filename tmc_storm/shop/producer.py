@@ -39,6 +39,7 @@ log = logging.getLogger("tmc_storm.producer")
 _PATIENCE = timedelta(seconds=10)
 _FORGOTTEN = ".forgotten"
 _PAUSE_S = 0.2
+_DEBT_S = 30.0  # orders of so long an outage are taken after it; of a longer one, the last of them
 
 
 class Shop:
@@ -123,7 +124,7 @@ class Shop:
         dice = random.Random(f"{self._settings.seed} {self._settings.name} {way}")
         number, due_s = 0, time.monotonic()
         while not self._closed.wait(due_s - time.monotonic()):
-            due_s += pace_s * dice.uniform(0.5, 1.5)  # what an outage held up is made up for
+            due_s = max(due_s, time.monotonic() - _DEBT_S) + pace_s * dice.uniform(0.5, 1.5)
             number += 1
             order = Order(
                 key=f"{self._settings.name}.{self._life}.{way}.{number}",
@@ -189,7 +190,7 @@ class Shop:
         order_key = f"{self._settings.name}.{self._life}"
         number, due_s = 0, time.monotonic()
         while not self._closed.wait(due_s - time.monotonic()):
-            due_s += pace_s
+            due_s = max(due_s, time.monotonic() - _DEBT_S) + pace_s
             number += 1
             try:
                 self._publish_next(order_key, number)
