@@ -26,6 +26,7 @@ SERVERS = ("mariadb", "postgresql")
 _FIGURES = pytest.StashKey[list[str]]()
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run one of the tests of each kind that takes turns; all by `--long`, or where tests are named one by one."""
     if LONG or any("::" in argument for argument in config.args):
@@ -34,8 +35,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for mark in item.iter_markers("takes_turns"):
             kinds.setdefault(mark.args[0], []).append(item)
-    others = [item for kind, some in kinds.items() for item in some if item not in in_turn(kind, some)]
-    config.hook.pytest_deselected(items=others)
+    chosen = [item for kind, some in kinds.items() for item in in_turn(kind, some)]
+    others = {item for some in kinds.values() for item in some}.difference(chosen)
+    config.hook.pytest_deselected(items=list(others))
     items[:] = [item for item in items if item not in others]
 
 

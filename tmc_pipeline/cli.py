@@ -108,13 +108,11 @@ def _job(
 
     with _refusals(name), _terminations():
         settings = _overridden(load(config), master, profile)
-        needs(settings)
         tell_progress()
-        with (
-            figures(settings.metrics.textfile, name) as kept,
-            session(settings.spark, _families(settings), name) as spark,
-        ):
-            yield Job(settings=settings, spark=spark, figures=kept, wait_s=wait_minutes * 60)
+        with figures(settings.metrics.textfile, name) as kept:
+            needs(settings)
+            with session(settings.spark, _families(settings), name) as spark:
+                yield Job(settings=settings, spark=spark, figures=kept, wait_s=wait_minutes * 60)
 
 
 @contextmanager
