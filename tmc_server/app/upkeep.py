@@ -61,19 +61,22 @@ class ShardKeeping:
         self._everyone = everyone
         self._redeliver = redeliver
 
-    def run_once(self) -> None:
+    def run_once(self) -> bool:
+        """Returns: whether there may be more to rescue at once."""
         changed = self._leases.run_once()
-        self._rescue()  # before what is due there is counted as tried once more
+        rescued = self._rescue()  # before what is due there is counted as tried once more
         held = sum(len(each.held()) for each in self._everyone)
         if changed:
             log.info("shards_leased", "this server looks after %d shards", held)
             self._redeliver()
         METRICS.leases_held.set(held)
+        return rescued
 
     def take_up(self) -> None:
         """Take leases before the first call. A database that is away is looked after later."""
         try:
-            self.run_once()
+            while self.run_once():
+                pass
         except Retryable as exc:
             log.warning("shards_delayed", "shards are looked after later: %s", exc)
 
@@ -83,12 +86,13 @@ class ShardKeeping:
         except Retryable as exc:
             log.warning("leases_kept", "shards stay leased until their leases expire: %s", exc)
 
-    def _rescue(self) -> None:
+    def _rescue(self) -> bool:
         rescued = self._rescuing.run_once()
         if rescued:
             METRICS.rescued.inc(rescued)
             log.info("deliveries_rescued", "%d deliveries of a server that is gone are due again", rescued)
             self._redeliver()
+        return rescued > 0
 
 
 class CatalogFollowing:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.delivery import DueWork
 from tmc_server.domain.ports.servers import Members
 
+_AT_ONCE = 200  # runs, in one statement
+
 
 class Rescuing:
     """uncertain_ms: copies sent within this time before a heartbeat expired are uncertain; None: all are.
 
-    most_s: how long one run may take, beyond the page that it is at. Its thread also renews the leases: if they expired
+    most_s: how long a pass may take, beyond the page that it is at. Its thread also renews the leases: if they expired
     meanwhile, each shard would have another owner, with everything to look through again.
     """
 
@@ -35,31 +38,33 @@ class Rescuing:
         self._most_s = most_s
         self._monotonic = monotonic
         self._done: dict[Shard, tuple[int, frozenset[int]]] = {}  # epoch of the lease, and the runs that are dealt with
+        self._latest = Shard(0)  # the next pass begins behind it: no shard keeps the others waiting
 
     def run_once(self) -> int:
-        """Returns: how many deliveries are due again. What there was no time for is left to the next run."""
+        """Returns: how many deliveries are due again. What there was no time for is left to the next pass."""
         until = self._monotonic() + self._most_s
         gone = {run.incarnation: self._since_ms(run.expires_ms) for run in self._members.gone}
         rescued = 0
         for work in self._work:
-            for shard, epoch in work.held_shards().items():
-                while True:
-                    found = self._page(work, shard, epoch, gone)
+            held = work.held_shards()
+            for shard in sorted(held, key=lambda shard: (shard <= self._latest, shard)):
+                self._latest = shard
+                while (found := self._page(work, shard, held[shard], gone)) is not None:
                     rescued += found
                     if self._monotonic() >= until:
                         return rescued
-                    if not found:
-                        break
         return rescued
 
-    def _page(self, work: DueWork, shard: Shard, epoch: int, gone: Mapping[int, int]) -> int:
-        """Returns: how many deliveries are due again; 0: this shard is done."""
+    def _page(self, work: DueWork, shard: Shard, epoch: int, gone: Mapping[int, int]) -> int | None:
+        """Returns: how many deliveries are due again; None: this shard is done, or no longer ours."""
         known, done = self._done.get(shard, (epoch, frozenset()))
-        left = {run: since_ms for run, since_ms in gone.items() if known != epoch or run not in done}
-        found = work.rescue(shard, left) if left else 0
+        if known != epoch:
+            done = frozenset()
+        some = dict(islice(((run, since_ms) for run, since_ms in gone.items() if run not in done), _AT_ONCE))
+        found = work.rescue(shard, some) if some else None
         if found == 0:
-            self._done[shard] = epoch, frozenset(gone)
-        return found or 0
+            self._done[shard] = epoch, (done | some.keys()) & gone.keys()
+        return found
 
     def _since_ms(self, expires_ms: int) -> int:
         return 0 if self._uncertain_ms is None else expires_ms - self._uncertain_ms

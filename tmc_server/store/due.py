@@ -22,7 +22,7 @@ from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import DueIndex, earliest_delivery
 from tmc_server.store.statements import statements_of
 
-_RESCUE_PAGE = 500
+_RESCUE_PAGE = 100
 _SERVER_GONE = "no ack, and the server that handed it over is gone; this attempt does not count"
 
 

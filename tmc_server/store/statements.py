@@ -360,7 +360,7 @@ class ShardStatements:
                 consumption.c.incarnation,
             )
             .where(*died, by_ids(consumption.c.message_id), leased)
-            .with_for_update(),
+            .with_for_update(skip_locked=True),  # such a row is being answered
             consumption,
         )
 

@@ -420,12 +420,15 @@ class TestDelivering:
 
     def test_what_several_runs_left_behind_is_rescued_together(self, store: StoreUnderTest) -> None:
         tried = []
+        wanted = NewSubscription(topic="order.paid", app="coupons", tag="second", policy=POLICY)
+        store.catalog_store.register_subscription("test", wanted)
+        store.watch.run_once()
         for incarnation in (INCARNATION, INCARNATION + 1, INCARNATION + 2):
             store.writer = store.new_writer(incarnation=incarnation)
-            tried.append(store.submitted(room=1))
+            tried.append(store.submitted(room=2))
         store.clock.advance(5)
         gone = {INCARNATION: 0, INCARNATION + 1: store.clock(), INCARNATION + 2: 0}
-        assert (store.due.rescue(store.shard, gone), store.due.rescue(store.shard, gone)) == (2, 0)
+        assert (store.due.rescue(store.shard, gone), store.due.rescue(store.shard, gone)) == (4, 0)
         assert [store.row(number).tried for number in tried] == [0, 1, 0]
 
     @pytest.mark.parametrize("answer", ["nack", "extend"])

@@ -134,8 +134,8 @@ class TestRescuing:
         assert work.rescues == [
             *[(3, {5: 900})] * 3,
             (4, {5: 900}),
-            (3, {6: 1900}),
             (4, {6: 1900}),
+            (3, {6: 1900}),
             (3, {5: 900, 6: 1900}),
         ]
 
@@ -155,6 +155,22 @@ class TestRescuing:
         duty = Rescuing([work], members, uncertain_ms=None, most_s=1.0, monotonic=lambda: now)
         assert [duty.run_once() for _ in range(3)] == [1500, 507, 0]
         assert len(work.rescues) == 7
+
+    def test_each_shard_has_its_turn(self) -> None:
+        work, members = ScriptedWork({}), _Members()
+        work.leases = {3: 1, 4: 1}
+        work.pages = {3: [100] * 9, 4: [7]}
+        members.gone = (_run(5, 1000),)
+        duty = Rescuing([work], members, uncertain_ms=None, most_s=0.0)
+        assert [duty.run_once() for _ in range(3)] == [100, 7, 100]
+
+    def test_a_thousand_runs_are_looked_for_in_parts(self) -> None:
+        work, members = ScriptedWork({}), _Members()
+        members.gone = tuple(_run(number, 1000) for number in range(1000))
+        duty = Rescuing([work], members, uncertain_ms=None, most_s=1.0)
+        assert (duty.run_once(), duty.run_once()) == (0, 0)
+        assert [len(gone) for _, gone in work.rescues] == [200] * 5
+        assert len({run for _, gone in work.rescues for run in gone}) == 1000
 
 
 class TestPeriodic:
