@@ -6,12 +6,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
+import standardwebhooks
 
 from tmc_storm.shop import books
 from tmc_storm.shop.orders import Order
@@ -22,6 +24,8 @@ from tmc_storm.shop.webhook import Receiver
 ORDER = Order(key="producer-0.1.http.1", topic=books.PAID)
 STORED = (200, {"messageId": "1-1-16-1", "state": "MESSAGE_STATE_COMMITTED"})
 BUSY, LOCKED = (503, {"reason": "SHUTTING_DOWN"}), (409, {"reason": "ROW_LOCKED"})
+ONE, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
+KEY = b"k" * 32
 FINAL = (409, {"reason": "KEY_IN_PROGRESS"})
 
 
@@ -79,6 +83,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
         address="",
         database=f"sqlite:///{tmp_path}/web.db",
         folder=str(tmp_path),
+        webhook_keys={topic: KEY.hex() for topic in books.WEBHOOKS[books.WEB_APP]},
     )
     books.open_books(settings.database)
     made = Receiver(settings)
@@ -92,20 +97,31 @@ def _event(number: int, *, refuse: bool = False, attempt: int = 1) -> dict[str, 
     return {"id": f"1-1-16-{number}", "type": books.PAID, "subject": key, "tmcattempt": attempt, "data": data}
 
 
-def _post(receiver: Receiver, content: object, kind: str, method: str = "POST") -> int:
+def _post(receiver: Receiver, content: object, kind: str, method: str = "POST", key: bytes = KEY) -> int:
     answers: list[dict[str, Any]] = []
+    body = json.dumps(content)
+    sent = datetime.now(UTC)
+    signature = standardwebhooks.Webhook(key).sign("msg_1", sent, body)
+    headers = {
+        "content-type": kind,
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(int(sent.timestamp())),
+        "webhook-signature": signature,
+    }
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": json.dumps(content).encode()}
+        return {"type": "http.request", "body": body.encode()}
 
     async def send(message: dict[str, Any]) -> None:
         answers.append(message)
 
-    asyncio.run(receiver({"method": method, "headers": [(b"content-type", kind.encode())]}, receive, send))
+    scope = {
+        "method": method,
+        "path": "/one" if kind == ONE else "/batch",
+        "headers": [(name.encode(), text.encode()) for name, text in headers.items()],
+    }
+    asyncio.run(receiver(scope, receive, send))
     return int(answers[0]["status"])
-
-
-ONE, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 
 
 def _effects(tmp_path: Path) -> Sequence[tuple[str, bool]]:
@@ -148,6 +164,11 @@ def test_what_is_no_webhook_of_the_center_is_refused(
     receiver: Receiver, tmp_path: Path, content: object, kind: str, method: str
 ) -> None:
     assert _post(receiver, content, kind, method) == 400
+    assert _effects(tmp_path) == []
+
+
+def test_what_another_key_has_signed_is_refused(receiver: Receiver, tmp_path: Path) -> None:
+    assert _post(receiver, _event(1), ONE, key=bytes(32)) == 401
     assert _effects(tmp_path) == []
 
 
