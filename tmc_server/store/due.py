@@ -22,7 +22,8 @@ from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import DueIndex, earliest_delivery
 from tmc_server.store.statements import statements_of
 
-_RESCUE_PAGE = 100
+_RESCUE_PAGE = 500
+_RESCUE_PARTS = 50  # of it, each of one subscription and one run that is gone: so long may it take
 _SERVER_GONE = "no ack, and the server that handed it over is gone; this attempt does not count"
 
 
@@ -91,7 +92,7 @@ class SqlDueWork:
                     shard,
                     {"subscription": subscription, "gone": run, "since": gone[run], "ids": sorted(ids), **guard},
                 )
-                for (subscription, run), ids in sorted(found.items())
+                for (subscription, run), ids in sorted(found.items())[:_RESCUE_PARTS]
             )
 
     def _rescue_from(self, connection: sa.Connection, shard: Shard, which: Mapping[str, Any]) -> int:

@@ -108,7 +108,7 @@ def test_a_pass_over_due_rows_costs_the_same_for_1_and_200(store: StoreUnderTest
 
 
 def test_a_look_for_what_dead_servers_left_is_one_statement(store: StoreUnderTest) -> None:
-    """However many have died today, and whoever subscribes: it is done by the thread that renews the leases."""
+    """The number of dead servers and of subscriptions does not matter: the thread that renews the leases does this."""
     _acks_of_many(store, 1)
     with store.counting() as counter:
         assert store.due.rescue(store.shard, dict.fromkeys(range(1_000, 1_200), 0)) == 0
