@@ -800,7 +800,7 @@ class TestReflection:
 def test_a_proxy_without_anybody_behind_it_is_away_from_the_second_question_on(
     http: HttpChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the first one nobody knows whether its handler has begun."""
+    """Nobody knows whether the handler of the first one has begun."""
     monkeypatch.setattr("tmc_server.outgoing._HANG_UP_S", 5.0)  # on a busy machine it takes its time
     target = CheckTarget(name="", kind="http", options={"path": "/verify"}, deadline_ms=ENOUGH_MS)
     with proxy_without_anybody_behind() as (port, _):

@@ -56,6 +56,16 @@ class ScriptedWork:
         return pages.pop(0) if pages else 0
 
 
+class SlowWork(ScriptedWork):
+    """A page takes 0.4 seconds."""
+
+    now = 0.0
+
+    def rescue(self, shard: int, gone: Mapping[int, int]) -> int:
+        self.now += 0.4
+        return super().rescue(shard, gone)
+
+
 class TestRedelivering:
     def test_one_page_for_each_due_subscription(self) -> None:
         work = ScriptedWork({(1, 7): Claimed(delivered=200), (2, 8): Claimed(delivered=1, failed=2, cancelled=3)})
@@ -141,18 +151,11 @@ class TestRescuing:
 
     def test_leases_are_renewed_in_between(self) -> None:
         """Its thread is that of the leases: a server that left much behind must not cost the next one its shards."""
-        work, members, now = ScriptedWork({}), _Members(), 0.0
-
-        def slow(_shard: int, _gone: Mapping[int, int]) -> int:
-            nonlocal now
-            now += 0.4
-            return ScriptedWork.rescue(work, _shard, _gone)
-
-        work.rescue = slow  # type: ignore[method-assign]
+        work, members = SlowWork({}), _Members()
         work.leases = {3: 1, 4: 1}
         work.pages = {3: [500] * 4, 4: [7]}
         members.gone = (_run(5, 1000),)
-        duty = Rescuing([work], members, uncertain_ms=None, most_s=1.0, monotonic=lambda: now)
+        duty = Rescuing([work], members, uncertain_ms=None, most_s=1.0, monotonic=lambda: work.now)
         assert [duty.run_once() for _ in range(3)] == [1500, 507, 0]
         assert len(work.rescues) == 7
 
