@@ -32,6 +32,7 @@ def banks(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Banks]:
     made.stop()
 
 
+@pytest.mark.takes_turns("killed services")
 @pytest.mark.timeout(3600 if LONG else 300)
 def test_the_total_never_changes(banks: Banks, note: Callable[[str], None]) -> None:
     dice = random.Random(11)

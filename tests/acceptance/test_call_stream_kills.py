@@ -134,6 +134,7 @@ async def _produce(cluster: Cluster) -> _Producer:
     return producer
 
 
+@pytest.mark.takes_turns("killed servers")
 def test_what_a_killed_server_left_unanswered_counts_once() -> None:
     with Cluster(servers=2) as cluster:
         cluster.register("orders", "coupons")

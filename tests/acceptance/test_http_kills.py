@@ -82,6 +82,7 @@ def _disturb(cluster: Cluster, shop: Receiver, done: Counter[str]) -> None:
         server.start()
 
 
+@pytest.mark.takes_turns("killed servers")
 @pytest.mark.parametrize("kind", in_turn("webhooks", ["webhook", "webhook-batch"]))
 def test_each_decision_counts_once_and_arrives(kind: str) -> None:
     with ExitStack() as stack:

@@ -57,6 +57,7 @@ def _state(center: tmc.Center, key: str) -> int:
         return types_pb2.MESSAGE_STATE_ROLLED_BACK
 
 
+@pytest.mark.takes_turns("killed services")
 def test_what_is_committed_is_sent_and_nothing_else(
     engine: sa.Engine, running: RunningCenter, note: Callable[[str], None]
 ) -> None:

@@ -23,6 +23,7 @@ ORDERS = int(os.environ.get("TMC_TEST_ORDERS", "5000" if LONG else "1500"))
 KILLS = int(os.environ.get("TMC_TEST_KILLS", "50" if LONG else "15"))
 
 
+@pytest.mark.takes_turns("killed services")
 @pytest.mark.timeout(900)
 def test_kills_lose_nothing_invent_nothing_double_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("TMC_TEST_SEED", random.randrange(1 << 30)))

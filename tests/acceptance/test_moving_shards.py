@@ -42,6 +42,7 @@ def _states(url: str) -> Counter[str] | None:
     return None if states is None else Counter(ConsumptionState(state).name for state in states)
 
 
+@pytest.mark.takes_turns("killed servers")
 def test_a_shard_moves_there_and_back_under_traffic(cluster: Cluster, note: Callable[[str], None]) -> None:
     there = cluster.settings["TMC_STORE__SPARE"][2:-2]
     traffic = ShardTraffic(cluster, shard=SHARD, threads=4, batch=1, per_s=200 if LONG else 80)

@@ -109,6 +109,7 @@ def _each_in_turn(messages: Sequence[str], producer: str) -> bool:
     return mine == sorted(mine)
 
 
+@pytest.mark.takes_turns("killed services")
 def test_effects_of_each_key_come_in_order_whatever_is_killed(tmp_path: Path, note: Callable[[str], None]) -> None:
     seed = int(os.environ.get("TMC_TEST_SEED", random.randrange(1 << 30)))
     print(f"TMC_TEST_SEED={seed}")

@@ -58,6 +58,7 @@ def _faults(banks: Banks, north: MariaDB, south: PostgreSQL) -> list[Fault]:
     ]
 
 
+@pytest.mark.takes_turns("killed servers")
 def test_no_outage_uses_up_retries(
     databases: tuple[MariaDB, PostgreSQL], tmp_path: Path, note: Callable[[str], None]
 ) -> None:

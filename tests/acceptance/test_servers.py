@@ -29,6 +29,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.takes_turns("killed servers")
 def test_everything_is_killed_once_and_the_ledgers_are_equal(
     cluster: Cluster, tmp_path: Path, note: Callable[[str], None]
 ) -> None:

@@ -58,6 +58,7 @@ def test_after_a_storm_the_books_agree(
     note(f"storm, {' '.join(center)}, seed {seed}: {done.stderr.splitlines()[-1]}")
 
 
+@pytest.mark.takes_turns("storms")
 def test_an_earlier_run_is_repeated(tmp_path: Path) -> None:
     assert _storm(tmp_path / "first", "--minutes", "0.1", "--seed", "1").returncode == 0
     earlier = tmp_path / "first" / "report.json"
@@ -69,6 +70,7 @@ def test_an_earlier_run_is_repeated(tmp_path: Path) -> None:
     assert first == second != []
 
 
+@pytest.mark.takes_turns("storms")
 def test_it_visits_a_center_that_runs_already_and_leaves(tmp_path: Path) -> None:
     port, check_port = free_port(), free_port()
     command = [TMC, "dev", "--port", str(port), "--console-port", "-1", "--data", str(tmp_path / "center.db")]

@@ -183,6 +183,7 @@ def _kill_in_turn(cluster: Cluster, broker: _Rabbit | _Kafka) -> Iterator[None]:
             yield
 
 
+@pytest.mark.takes_turns("killed servers")
 def test_each_step_counts_once(broker: tuple[Cluster, _Rabbit | _Kafka], note: Callable[[str], None]) -> None:
     cluster, producer = broker
     kills = _kill_in_turn(cluster, producer)

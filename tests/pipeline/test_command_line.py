@@ -326,6 +326,7 @@ def test_what_spark_says_becomes_one_line(text: str, kind: type[Exception], said
     assert said in str(error)
 
 
+@pytest.mark.takes_turns("days")
 @pytest.mark.timeout(900)
 def test_a_day_at_the_command_line(
     tmp_path: Path,

@@ -245,6 +245,7 @@ def month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     store.close()
 
 
+@pytest.mark.takes_turns("days")
 @pytest.mark.parametrize("month", range(20) if LONG else [1], indirect=True, ids="seed-{}".format)
 def test_a_month_of_honest_operation_accuses_nobody(spark: SparkSession, month: Month, tmp_path: Path) -> None:
     """And each increment finds what a run over everything finds, whatever was cleaned, removed, or repaired meanwhile."""

@@ -79,6 +79,7 @@ def _as_replay(message: Planted, original: Planted, body: str) -> None:
     )
 
 
+@pytest.mark.takes_turns("days")
 def test_days_one_after_another(spark: SparkSession, filled: Fill, folder: Path) -> None:
     center = filled(EACH, SHARDS, start_ms=MIDNIGHT_MS - 16_000)
     center.fill_ledgers()

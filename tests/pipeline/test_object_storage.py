@@ -94,6 +94,7 @@ def test_an_archive_in_s3(jobs: Jobs, s3: str, monkeypatch: pytest.MonkeyPatch) 
     assert len(lists.removals()) == 2
 
 
+@pytest.mark.takes_turns("object storage")
 def test_of_two_runs_at_once_one_publishes(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing locks here: both write their files, and the second finds that its number is taken."""
     publish, ran = Staging.publish, list[Manifest]()
@@ -135,6 +136,7 @@ def _killed_while_publishing(jobs: Jobs, overtaken: bool) -> str:
     return intent.removesuffix(".json")
 
 
+@pytest.mark.takes_turns("object storage")
 @pytest.mark.parametrize("overtaken", [True, False])
 def test_a_run_that_was_killed_while_it_published(jobs: Jobs, overtaken: bool) -> None:
     """It is finished, or taken back if another run was published with its number."""
@@ -146,6 +148,7 @@ def test_a_run_that_was_killed_while_it_published(jobs: Jobs, overtaken: bool) -
     assert Verifying(jobs.archive).run().problems == ()
 
 
+@pytest.mark.takes_turns("object storage")
 def test_taking_back_continues_where_it_was_killed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = _killed_while_publishing(jobs, overtaken=True)
     remove, removed = HadoopFolder.remove, list[str]()
@@ -167,6 +170,7 @@ def test_taking_back_continues_where_it_was_killed(jobs: Jobs, monkeypatch: pyte
     assert Verifying(jobs.archive).run().problems == ()
 
 
+@pytest.mark.takes_turns("object storage")
 def test_a_run_that_another_one_finished_keeps_its_files(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although a checkpoint, which lists no runs but their files, stands for its manifest by now."""
     move = Staging.move

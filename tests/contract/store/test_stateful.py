@@ -202,7 +202,7 @@ def test_random_lives_agree_with_the_model(store: StoreUnderTest) -> None:
     run_state_machine_as_test(
         LivesHere,
         settings=settings(
-            max_examples=1_000 if LONG else 30,
+            max_examples=1_000 if LONG else 20,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
