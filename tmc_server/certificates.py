@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from tmc_common.eventlog import EventLog
 from tmc_server.config import TlsConfig
@@ -70,11 +71,11 @@ def _context_of(chain: bytes, key: bytes) -> ssl.SSLContext:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """Yield the path of a file that is on no disk."""
-    with os.fdopen(os.memfd_create("pem"), "wb") as file:
+    """Yield the path of a file without a name: in memory, where this Python can (uv's cannot, nor can macOS), or on a disk."""
+    with os.fdopen(os.memfd_create("pem"), "w+b") if hasattr(os, "memfd_create") else TemporaryFile() as file:
         file.write(content)
-        file.flush()
-        yield f"/proc/self/fd/{file.fileno()}"
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"
 
 
 def _expires(server: ssl.SSLContext, chain: str) -> datetime:

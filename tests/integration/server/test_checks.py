@@ -296,8 +296,9 @@ class TestDoors:
         )
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request)
-        assert caught.value.code == status
-        assert "error" in json.loads(caught.value.read())
+        with caught.value as answer:
+            assert answer.code == status
+            assert "error" in json.loads(answer.read())
         with business.connect() as connection:
             assert connection.execute(sa.select(ledger)).all() == []
 

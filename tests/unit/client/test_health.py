@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import urllib.request
 from collections.abc import Iterator
-from urllib.error import HTTPError
 
+import httpx
 import pytest
 
 import tmc_client as tmc
@@ -28,11 +27,8 @@ def endpoint(wrong: list[str]) -> Iterator[HealthEndpoint]:
 
 
 def _get(endpoint: HealthEndpoint, path: str = "/healthz") -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as exc:
-        return exc.code, exc.read().decode()
+    answer = httpx.get(f"http://127.0.0.1:{endpoint.port}{path}", timeout=30)
+    return answer.status_code, answer.text
 
 
 def test_a_consumer_is_healthy_while_nothing_is_wrong(endpoint: HealthEndpoint, wrong: list[str]) -> None:

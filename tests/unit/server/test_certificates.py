@@ -13,6 +13,12 @@ from tmc_server.certificates import CertificateUnusable, Renewal, read_key_pair
 from tmc_server.config import TlsConfig
 
 
+@pytest.fixture(params=["in memory", "on a disk"], autouse=True)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "on a disk":
+        monkeypatch.delattr("os.memfd_create", raising=False)
+
+
 def _tls(certificate: Path, key: Path) -> TlsConfig:
     return TlsConfig(certificate=str(certificate), key=str(key))
 

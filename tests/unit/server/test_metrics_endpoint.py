@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-import urllib.request
 from collections.abc import Iterator
-from urllib.error import HTTPError
 
+import httpx
 import pytest
 
 from tmc_server.telemetry import MetricsEndpoint
@@ -23,8 +22,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[MetricsEndpoint]:
 
 
 def _scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        return str(answer.read().decode())
+    return httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
 
 
 def _silent(port: int, count: int) -> list[socket.socket]:
@@ -66,10 +64,8 @@ def test_a_connection_that_never_asks_is_closed(endpoint: MetricsEndpoint) -> No
 
 
 def test_what_is_no_scrape_gets_no_metrics(endpoint: MetricsEndpoint) -> None:
-    with pytest.raises(HTTPError, match="404"):
-        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/other", timeout=30)
-    with pytest.raises(HTTPError, match="405"):
-        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", data=b"x", timeout=30)
+    assert _status(endpoint.port, "/other")[0] == 404
+    assert httpx.post(f"http://127.0.0.1:{endpoint.port}/metrics", content=b"x", timeout=30).status_code == 405
     with socket.create_connection(("127.0.0.1", endpoint.port), 10) as flood:
         flood.settimeout(30)
         with pytest.raises(OSError, match=r".+"):
@@ -105,11 +101,8 @@ def test_it_answers_as_soon_as_it_is_started_and_may_be_stopped_at_once() -> Non
 
 
 def _status(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as exc:
-        return exc.code, exc.read().decode()
+    answer = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=30)
+    return answer.status_code, answer.text
 
 
 def test_a_process_is_healthy_before_it_is_ready(endpoint: MetricsEndpoint) -> None:
@@ -120,19 +113,11 @@ def test_a_process_is_healthy_before_it_is_ready(endpoint: MetricsEndpoint) -> N
     assert _status(endpoint.port, "/ready")[0] == 404
 
 
-def _health(port: int) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
-            return answer.status, str(answer.read().decode())
-    except HTTPError as exc:
-        return exc.code, str(exc.read().decode())
-
-
 def test_a_server_whose_event_loop_hangs_is_not_healthy(
     endpoint: MetricsEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _health(endpoint.port) == (200, "ok\n")  # it starts
+    assert _status(endpoint.port, "/healthz") == (200, "ok\n")  # it starts
     endpoint.beat()
-    assert _health(endpoint.port) == (200, "ok\n")
+    assert _status(endpoint.port, "/healthz") == (200, "ok\n")
     monkeypatch.setattr("tmc_server.telemetry.SILENT_S", 0.0)
-    assert _health(endpoint.port) == (503, "the event loop hangs\n")
+    assert _status(endpoint.port, "/healthz") == (503, "the event loop hangs\n")
