@@ -65,7 +65,6 @@ from tmc_server.rpc.calls import Edge
 from tmc_server.rpc.consumption_service import ConsumptionServicer
 from tmc_server.rpc.doorkeeper import Doorkeeper
 from tmc_server.rpc.message_service import MessageServicer
-from tmc_server.rpc.reading_service import Readings
 from tmc_server.rpc.server import SERVICES, GrpcServer, build
 from tmc_server.settings import ConfigError, settings_of
 from tmc_server.store.alert_outbox import SqlAlertOutbox
@@ -416,17 +415,15 @@ def _serve(
             by_hand=by_hand,
             signing=signing,
             deliveries=deliveries,
-            readings=Readings(
-                lookup=lookup,
-                browsing=Browsing(catalog, Lister(store.shards, lambda: catalog.current.topics), reader),
-                explaining=Explaining(
-                    catalog, lookup, reader, outlets.outlet.look_only, next(iter(desks.values())).open_detail
-                ),
-                timelines=Timelines(catalog, lookup, reader),
-                overviewing=Overviewing(catalog, counts, traffic),
-                auditing=Auditing(trail),
-                searching=Searching(catalog, lookup, SqlKeySearch(store.shards), SqlFailures(store.shards)),
+            lookup=lookup,
+            browsing=Browsing(catalog, Lister(store.shards, lambda: catalog.current.topics), reader),
+            explaining=Explaining(
+                catalog, lookup, reader, outlets.outlet.look_only, next(iter(desks.values())).open_detail
             ),
+            timelines=Timelines(catalog, lookup, reader),
+            overviewing=Overviewing(catalog, counts, traffic),
+            auditing=Auditing(trail),
+            searching=Searching(catalog, lookup, SqlKeySearch(store.shards), SqlFailures(store.shards)),
             bulk=BulkJobs(SqlBulkStore(store.shards), catalog),
             operators=Operators(operators, administering),
             proposals=Proposals(SqlProposals(store.shards.catalog), _approval_rules(config), operators),

@@ -7,7 +7,7 @@ long as the message exists: nothing is ever guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 
 from tmc_server.domain.numbers import MessageNumber
@@ -190,20 +190,15 @@ def decide_after_unknown(
     pause_ms: back-off of the whole service; 0: it can be asked, and only this question failed.
     """
     if answer.reason is CheckReason.NOT_ASKED:
-        return AfterUnknown(
-            CheckState(attempt=row.attempt, checked=row.checked, unreached_ms=row.unreached_ms, due_ms=now + pause_ms)
-        )
+        return AfterUnknown(replace(row, due_ms=now + pause_ms))
     if not answer.counts_toward_limit:
         since = now if row.unreached_ms is None else row.unreached_ms
         own_ms = min(LONGEST_BACK_OFF_MS, max(FIRST_BACK_OFF_MS, now - since))  # doubles by itself
-        state = CheckState(
-            attempt=row.attempt, checked=row.checked, unreached_ms=since, due_ms=now + max(pause_ms, own_ms)
-        )
+        state = replace(row, unreached_ms=since, due_ms=now + max(pause_ms, own_ms))
         return AfterUnknown(state, overdue=now - since >= UNREACHED_ALERT_MS)
     checked = row.checked + 1
     wait_ms = policy.delay_for_ms(checked, number)
+    counted = replace(row, checked=checked, unreached_ms=None)
     if policy.is_used_up(checked, age_ms + wait_ms):
-        return AfterUnknown(
-            CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=None), failed=True
-        )
-    return AfterUnknown(CheckState(attempt=row.attempt, checked=checked, unreached_ms=None, due_ms=now + wait_ms))
+        return AfterUnknown(replace(counted, due_ms=None), failed=True)
+    return AfterUnknown(replace(counted, due_ms=now + wait_ms))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tmc_server.domain.catalog import Subscription, Topic
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import OrderHash, Shard
-from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, DeliverNow, Done, Reactivate, Stored
+from tmc_server.domain.operations import THE_CENTER, ByOperator, Cancel, Done, Stored
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere
 from tmc_server.domain.ports.delivery import Replaying
@@ -45,18 +45,6 @@ class DeliveryControl:
         self._change = change
         self._replaying = replaying
 
-    async def reactivate(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
-        """A failed delivery gets a fresh budget. Raises ConsumptionClosed when it is not FAILED."""
-        return await self._perform(Reactivate, actor, message_id, app, tag, reason)
-
-    async def deliver_now(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
-        """Make a scheduled delivery due. Raises ConsumptionClosed: it is not SCHEDULED, or an attempt is under way."""
-        return await self._perform(DeliverNow, actor, message_id, app, tag, reason)
-
-    async def cancel(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> ConsumptionView:
-        """Give a delivery up for good. Raises ConsumptionClosed when it was acked."""
-        return await self._perform(Cancel, actor, message_id, app, tag, reason)
-
     async def replay(self, actor: str, message_id: str, app: str, tag: str, reason: str) -> MessageView:
         """Send an acked message again to one subscriber. Returns: the replay. Raises ConsumptionClosed: it is not ACKED."""
         parsed = validation.message_id(message_id)
@@ -74,9 +62,14 @@ class DeliveryControl:
             raise MessageGone
         return found
 
-    async def _perform(
+    async def act(
         self, kind: type[ByOperator], actor: str, message_id: str, app: str, tag: str, reason: str
     ) -> ConsumptionView:
+        """Perform what an operator may do with one delivery.
+
+        Raises ConsumptionClosed: to reactivate, it must be FAILED; to be delivered now, SCHEDULED with no attempt under way;
+        to be cancelled, not ACKED.
+        """
         parsed = validation.message_id(message_id)
         receiver = self._receiver(parsed, app, tag)
         if kind is not Cancel and receiver.is_removed:

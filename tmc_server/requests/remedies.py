@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tmc_server.requests.explanations import Why
 
@@ -36,24 +35,9 @@ _COMMANDS: dict[Why, Sequence[str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """What the commands name. app, tag: of the subscriber, ""; there is none.  waits_for: see `Explanation`."""
+def commands_for(why: Why, **names: str) -> Sequence[str]:
+    """Return commands of `tmc admin`; none where nothing has to be done, or nothing that a command does.
 
-    message: str
-    topic: str
-    app: str
-    tag: str
-    waits_for: str
-
-
-def commands_for(why: Why, names: Names) -> Sequence[str]:
-    """Return commands of `tmc admin`; none where nothing has to be done, or nothing that a command does."""
-    values = {
-        "message": names.message,
-        "topic": names.topic,
-        "app": names.app,
-        "tag": names.tag,
-        "waits_for": names.waits_for,
-    }
-    return [f"tmc admin {command.format(**values)}" for command in _COMMANDS.get(why, ())]
+    names: of the message, its topic, the subscriber's app and tag (empty: there is none), and waits_for, see `Explanation`.
+    """
+    return [f"tmc admin {command.format(**names)}" for command in _COMMANDS.get(why, ())]

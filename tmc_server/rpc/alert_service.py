@@ -10,40 +10,36 @@ from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.ids import MessageId
 from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.operators import Operator
-from tmc_server.requests.administering import Administering
-from tmc_server.requests.alerts import Alerts, EpisodeView, SilenceFilter
+from tmc_server.requests.alerts import EpisodeView, SilenceFilter
 from tmc_server.requests.listing import in_order, listed
+from tmc_server.rpc.admin_parts import AdminParts
 from tmc_server.rpc.convert import subscriber, topic_name
 from tmc_server.rpc.filling import filled
 
 
-class AlertServicer:
+class AlertServicer(AdminParts):
     """The part of AdminService about alerts."""
 
-    def __init__(self, alerts: Alerts, administering: Administering) -> None:
-        self._alerts = alerts
-        self._administering = administering
-
     async def ListAlerts(self, operator: Operator, request: admin_pb2.ListAlertsRequest) -> Any:
-        page = await self._alerts.episodes(request.resolved, request.page_size, request.page_token, operator.covers)
-        alerts = [_alert_to(view, self._administering.catalog) for view in page.rows]
+        page = await self.alerts.episodes(request.resolved, request.page_size, request.page_token, operator.covers)
+        alerts = [_alert_to(view, self.catalog) for view in page.rows]
         return admin_pb2.ListAlertsResponse(alerts=alerts, next_page_token=page.next_token)
 
     async def AcknowledgeAlert(self, operator: Operator, request: admin_pb2.AcknowledgeAlertRequest) -> Any:
-        view = await self._alerts.acknowledge(operator.name, request.alert_id, request.reason)
-        return _alert_to(view, self._administering.catalog)
+        view = await self.alerts.acknowledge(operator.name, request.alert_id, request.reason)
+        return _alert_to(view, self.catalog)
 
     async def SilenceAlerts(self, operator: Operator, request: admin_pb2.SilenceAlertsRequest) -> Any:
         wanted = SilenceFilter(topic=request.topic, app=request.app, tag=request.tag, kind=request.kind)
-        made = await self._alerts.silence(operator.name, wanted, request.for_ms, request.reason)
-        return _silence_to(made, self._administering.catalog)
+        made = await self.alerts.silence(operator.name, wanted, request.for_ms, request.reason)
+        return _silence_to(made, self.catalog)
 
     async def EndSilence(self, operator: Operator, request: admin_pb2.EndSilenceRequest) -> Any:
-        ended = await self._alerts.end_silence(operator.name, request.silence, request.reason)
-        return _silence_to(ended, self._administering.catalog)
+        ended = await self.alerts.end_silence(operator.name, request.silence, request.reason)
+        return _silence_to(ended, self.catalog)
 
     async def ListSilences(self, operator: Operator, request: admin_pb2.ListSilencesRequest) -> Any:
-        silences = [_silence_to(each, self._administering.catalog) for each in await self._alerts.silences()]
+        silences = [_silence_to(each, self.catalog) for each in await self.alerts.silences()]
         found = [each for each in silences if operator.covers(each.topic)]
         page = listed(found, lambda each: in_order(each.silence), request.page_size, request.page_token)
         return admin_pb2.ListSilencesResponse(silences=page.rows, next_page_token=page.next_token)

@@ -13,52 +13,48 @@ from tmc_server.domain.numbers import MessageNumber, SubscriptionNumber
 from tmc_server.domain.operators import Operator
 from tmc_server.domain.ports.bulk import Match
 from tmc_server.errors import BulkJobUnknown
-from tmc_server.requests.administering import Administering
-from tmc_server.requests.bulk import BulkFilter, BulkJobs, BulkReport
+from tmc_server.requests.bulk import BulkFilter, BulkReport
 from tmc_server.requests.explanations import at
+from tmc_server.rpc.admin_parts import AdminParts
 from tmc_server.rpc.convert import app_name, subscriber, topic_name
 from tmc_server.rpc.filling import filled, record_from
 
 _MOST_NAMES = 3
 
 
-class BulkServicer:
+class BulkServicer(AdminParts):
     """The part of AdminService about bulk jobs."""
 
-    def __init__(self, bulk: BulkJobs, administering: Administering) -> None:
-        self._bulk = bulk
-        self._admin = administering
-
     async def DryRunBulkJob(self, _operator: Operator, request: admin_pb2.DryRunBulkJobRequest) -> Any:
-        found = await self._bulk.dry_run(filter_from(request.filter))
-        catalog = self._admin.catalog
+        found = await self.bulk.dry_run(filter_from(request.filter))
+        catalog = self.catalog
         return admin_pb2.DryRunBulkJobResponse(
             dry_run=found.id, count=found.count, samples=[_sample(each, catalog) for each in found.samples]
         )
 
     async def StopBulkJob(self, operator: Operator, request: admin_pb2.StopBulkJobRequest) -> Any:
         await self._demand(operator, request.job)
-        return job_to(await self._bulk.stop(operator.name, request.job, request.reason), self._admin.catalog)
+        return job_to(await self.bulk.stop(operator.name, request.job, request.reason), self.catalog)
 
     async def GetBulkJob(self, operator: Operator, request: admin_pb2.GetBulkJobRequest) -> Any:
         await self._demand(operator, request.job)
-        return job_to(await self._bulk.get(request.job), self._admin.catalog)
+        return job_to(await self.bulk.get(request.job), self.catalog)
 
     async def ListBulkJobs(self, operator: Operator, request: admin_pb2.ListBulkJobsRequest) -> Any:
-        page = await self._bulk.jobs(request.page_size, request.page_token, operator.covers)
-        jobs = [job_to(report, self._admin.catalog) for report in page.rows]
+        page = await self.bulk.jobs(request.page_size, request.page_token, operator.covers)
+        jobs = [job_to(report, self.catalog) for report in page.rows]
         return admin_pb2.ListBulkJobsResponse(jobs=jobs, next_page_token=page.next_token)
 
     async def ListBulkItems(self, operator: Operator, request: admin_pb2.ListBulkItemsRequest) -> Any:
         await self._demand(operator, request.job)
-        page = await self._bulk.items(request.job, request.failures_only, request.page_size, request.page_token)
-        catalog = self._admin.catalog
+        page = await self.bulk.items(request.job, request.failures_only, request.page_size, request.page_token)
+        catalog = self.catalog
         items = [_item(each, catalog) for each in page.rows]
         return admin_pb2.ListBulkItemsResponse(items=items, next_page_token=page.next_token)
 
     async def _demand(self, operator: Operator, job: int) -> None:
         """Raises BulkJobUnknown, also for one with a topic of others."""
-        if operator.is_limited and not all(map(operator.covers, self._bulk.topics((await self._bulk.get(job)).job))):
+        if operator.is_limited and not all(map(operator.covers, self.bulk.topics((await self.bulk.get(job)).job))):
             raise BulkJobUnknown
 
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.operators import Operator
-from tmc_server.settings import Setting
+from tmc_server.rpc.admin_parts import AdminParts
+from tmc_server.rpc.filling import filled
 
 
-class ConfigurationServicer:
+class ConfigurationServicer(AdminParts):
     """The part of AdminService about settings."""
 
-    def __init__(self, server: str, settings: Sequence[Setting]) -> None:
-        self._server = server
-        self._settings = settings
-
     async def GetConfiguration(self, _operator: Operator, _request: Any) -> Any:
-        settings = [
-            admin_pb2.Setting(
-                name=each.name,
-                value=each.value,
-                changed=each.changed,
-                secret=each.secret,
-                description=each.description,
-            )
-            for each in self._settings
-        ]
-        return admin_pb2.GetConfigurationResponse(version=version("tmc-center"), server=self._server, settings=settings)
+        settings = [filled(admin_pb2.Setting, each) for each in self.settings]
+        return admin_pb2.GetConfigurationResponse(version=version("tmc-center"), server=self.server, settings=settings)

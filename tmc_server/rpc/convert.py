@@ -25,7 +25,7 @@ from tmc_server.requests import validation
 from tmc_server.requests.deciding_by_hand import CheckReport
 from tmc_server.requests.explanations import Explanation
 from tmc_server.requests.overviewing import DeliveryOverview, TopicOverview
-from tmc_server.requests.remedies import Names, commands_for
+from tmc_server.requests.remedies import commands_for
 from tmc_server.requests.timeline import Event
 from tmc_server.rpc.filling import filled, record_from
 
@@ -157,7 +157,9 @@ def explanation_to(explanation: Explanation, message: MessageView, catalog: Cata
     app, tag = subscriber(catalog, delivery.subscription if delivery is not None else NO_SUBSCRIPTION)
     message_id = str(MessageId(message.topic, message.producer, message.shard, message.number))
     topic = topic_name(catalog, message.topic)
-    names = Names(message=message_id, topic=topic, app=app, tag=tag, waits_for=explanation.waits_for)
+    commands = commands_for(
+        explanation.why, message=message_id, topic=topic, app=app, tag=tag, waits_for=explanation.waits_for
+    )
     return filled(
         admin_pb2.Explanation,
         explanation,
@@ -165,7 +167,7 @@ def explanation_to(explanation: Explanation, message: MessageView, catalog: Cata
         tag=tag,
         why=f"WHY_{explanation.why.name}",
         remedy=explanation.why.value,
-        commands=commands_for(explanation.why, names),
+        commands=commands,
     )
 
 

@@ -7,37 +7,22 @@ from typing import Any
 
 from tmc_common.protocol import admin_pb2
 from tmc_server.domain.bulk import BulkAction
-from tmc_server.domain.catalog import Catalog
 from tmc_server.domain.checks import Verdict
 from tmc_server.domain.operators import Operator
 from tmc_server.domain.proposals import NewProposal, Proposal, ProposalAction
 from tmc_server.errors import ProposalUnknown
 from tmc_server.requests import validation
-from tmc_server.requests.administering import Administering
-from tmc_server.requests.bulk import BulkJobs
-from tmc_server.requests.deciding_by_hand import DecidingByHand
-from tmc_server.requests.proposals import Before, Proposals
+from tmc_server.requests.proposals import Before
 from tmc_server.rpc import convert
+from tmc_server.rpc.admin_parts import AdminParts
 from tmc_server.rpc.bulk_service import filter_from, in_words, job_to
 from tmc_server.rpc.filling import filled
 
 _LONGEST_SUBJECT = 500
 
 
-class ProposalServicer:
+class ProposalServicer(AdminParts):
     """The part of AdminService about decisions that may need two operators."""
-
-    def __init__(
-        self, proposals: Proposals, by_hand: DecidingByHand, bulk: BulkJobs, administering: Administering
-    ) -> None:
-        self._proposals = proposals
-        self._decisions = by_hand
-        self._jobs = bulk
-        self._catalogs = administering
-
-    @property
-    def _catalog(self) -> Catalog:
-        return self._catalogs.catalog
 
     async def DecideMessage(self, operator: Operator, request: admin_pb2.DecideMessageRequest) -> Any:
         def make() -> NewProposal:
@@ -45,29 +30,27 @@ class ProposalServicer:
             same = admin_pb2.DecideMessageRequest()
             same.CopyFrom(request)
             same.message_id = str(message)  # an id can be written in several ways
-            topic = convert.topic_name(self._catalog, message.topic)
+            topic = convert.topic_name(self.catalog, message.topic)
             subject = f"{Verdict(request.verdict).name} message {message}"
             return _proposed(ProposalAction.DECIDE, operator, same, topic, subject)
 
-        return await self._decide(operator, request, self._proposals.before(ProposalAction.DECIDE, 1, make))
+        return await self._decide(operator, request, self.proposals.before(ProposalAction.DECIDE, 1, make))
 
     async def StartBulkJob(self, operator: Operator, request: admin_pb2.StartBulkJobRequest) -> Any:
         def make() -> NewProposal:
-            selection = self._jobs.selection_of(filter_from(request.filter), request.dry_run)
-            selected = in_words(selection, self._catalog)
+            selection = self.bulk.selection_of(filter_from(request.filter), request.dry_run)
+            selected = in_words(selection, self.catalog)
             subject = f"{BulkAction(request.filter.action).name} {request.count}: {selected}"[:_LONGEST_SUBJECT]
             return _proposed(ProposalAction.BULK, operator, request, request.filter.topic, subject)
 
-        return await self._start(operator, request, self._proposals.before(ProposalAction.BULK, request.count, make))
+        return await self._start(operator, request, self.proposals.before(ProposalAction.BULK, request.count, make))
 
     async def _decide(self, operator: Operator, request: admin_pb2.DecideMessageRequest, before: Before) -> Any:
-        message = await self._decisions.decide(
-            operator.name, request.message_id, request.verdict, request.reason, before
-        )
-        return convert.message_to(message, self._catalog)
+        message = await self.by_hand.decide(operator.name, request.message_id, request.verdict, request.reason, before)
+        return convert.message_to(message, self.catalog)
 
     async def _start(self, operator: Operator, request: admin_pb2.StartBulkJobRequest, before: Before) -> Any:
-        report = await self._jobs.start(
+        report = await self.bulk.start(
             operator.name,
             filter_from(request.filter),
             dry_run=request.dry_run,
@@ -76,19 +59,19 @@ class ProposalServicer:
             rate=request.rate if request.HasField("rate") else None,
             hold_ms=request.hold_ms if request.HasField("hold_ms") else None,
             before=before,
-            counts_again=self._proposals.counts_again,
+            counts_again=self.proposals.counts_again,
         )
-        return job_to(report, self._catalog)
+        return job_to(report, self.catalog)
 
     async def ListProposals(self, operator: Operator, request: admin_pb2.ListProposalsRequest) -> Any:
-        page = await self._proposals.proposals(
+        page = await self.proposals.proposals(
             request.page_size, request.page_token, operator.covers, pending_only=request.pending_only
         )
         return admin_pb2.ListProposalsResponse(proposals=map(_proposal_to, page.rows), next_page_token=page.next_token)
 
     async def ApproveProposal(self, operator: Operator, request: admin_pb2.ApproveProposalRequest) -> Any:
         found = await self._seen(operator, request.proposal)
-        approve, reason = await self._proposals.approving(operator, found, request.reason)
+        approve, reason = await self.proposals.approving(operator, found, request.reason)
         answer = admin_pb2.ApproveProposalResponse()
         if found.action is ProposalAction.DECIDE:
             decision = admin_pb2.DecideMessageRequest.FromString(found.request)
@@ -98,16 +81,16 @@ class ProposalServicer:
             start = admin_pb2.StartBulkJobRequest.FromString(found.request)
             start.reason = reason
             answer.job.CopyFrom(await self._start(operator, start, approve))
-        answer.proposal.CopyFrom(_proposal_to(await self._proposals.get(found.number)))
+        answer.proposal.CopyFrom(_proposal_to(await self.proposals.get(found.number)))
         return answer
 
     async def RejectProposal(self, operator: Operator, request: admin_pb2.RejectProposalRequest) -> Any:
         await self._seen(operator, request.proposal)
-        return _proposal_to(await self._proposals.reject(operator, request.proposal, request.reason))
+        return _proposal_to(await self.proposals.reject(operator, request.proposal, request.reason))
 
     async def _seen(self, operator: Operator, number: int) -> Proposal:
         """Raises ProposalUnknown, also for one about a topic of others."""
-        found = await self._proposals.get(number)
+        found = await self.proposals.get(number)
         if not operator.covers(found.topic):
             raise ProposalUnknown
         return found

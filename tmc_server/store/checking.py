@@ -7,6 +7,7 @@ A decision by check takes the same path as one by the producer: the same transit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tmc_common.headers import context_of
@@ -124,15 +125,9 @@ def _outcome(tx: Transaction, checked: Checked) -> AfterUnknown:
     if (
         checked.answer.verdict is not Verdict.UNKNOWN
     ):  # decided, but this server might miss a subscriber: ask again soon
-        return AfterUnknown(
-            CheckState(attempt=state.attempt, checked=state.checked, unreached_ms=None, due_ms=tx.now + 1_000)
-        )
+        return AfterUnknown(replace(state, unreached_ms=None, due_ms=tx.now + 1_000))
     if tx.catalog_is_stale:  # the topic's limit may have been changed: nothing is given up, nothing is counted
-        return AfterUnknown(
-            CheckState(
-                attempt=state.attempt, checked=state.checked, unreached_ms=state.unreached_ms, due_ms=tx.now + 1_000
-            )
-        )
+        return AfterUnknown(replace(state, due_ms=tx.now + 1_000))
     return decide_after_unknown(
         state,
         checked.answer,

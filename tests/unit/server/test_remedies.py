@@ -10,15 +10,15 @@ import typer.main
 
 from tmc_cli.admin import app
 from tmc_server.requests.explanations import Why
-from tmc_server.requests.remedies import Names, commands_for
+from tmc_server.requests.remedies import commands_for
 
-NAMES = Names(message="1-1-05-77", topic="order.paid", app="coupons", tag="default", waits_for="1-1-05-76")
+NAMES = {"message": "1-1-05-77", "topic": "order.paid", "app": "coupons", "tag": "default", "waits_for": "1-1-05-76"}
 ADMIN: Any = typer.main.get_command(app)
 
 
 @pytest.mark.parametrize("why", Why)
 def test_every_command_is_complete(why: Why) -> None:
-    commands = commands_for(why, NAMES)
+    commands = commands_for(why, **NAMES)
     for command in commands:
         name, *arguments = shlex.split(command)[2:]
         ADMIN.commands[name].make_context(name, arguments)  # raises when something is missing or unknown
