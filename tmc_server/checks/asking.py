@@ -37,7 +37,6 @@ class CheckDispatcher:
     def ask(
         self, target: CheckTarget, app: App, tag: str, questions: Sequence[Question], seconds: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.checks.Asking."""
         until = time.monotonic() + seconds
         asker = self._askers.get(target.kind)
         if asker is None:
@@ -86,7 +85,6 @@ class CheckDispatcher:
             self._homes, self._strayed = {}, set()
 
     def asks_singly(self, target: CheckTarget) -> bool:
-        """See domain.ports.checks.Asking."""
         asker = self._askers.get(target.kind)
         if asker is None:
             return False
@@ -97,14 +95,12 @@ class CheckDispatcher:
             return False
 
     def describe(self, target: CheckTarget, app: App, tag: str, question: Question) -> tuple[str, str]:
-        """See domain.ports.checks.Asking."""
         endpoints = self._addressing.endpoints(target, app, tag)
         where = "nowhere" if isinstance(endpoints, CheckAnswer) else ", ".join(map(str, endpoints))
         asker = self._askers.get(target.kind)
         return f"{target.kind} {where}", asker.render(target, question) if asker is not None else ""
 
     def examine(self, target: CheckTarget, app: App, tag: str, untried: bool) -> None:
-        """See domain.ports.checks.Asking."""
         asker = self._askers.get(target.kind)
         if asker is None:
             raise CheckRefused(f"There is no kind {target.kind!r}: take one of {', '.join(sorted(self._askers))}.")

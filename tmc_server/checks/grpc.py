@@ -57,7 +57,6 @@ class GrpcChecks:
         self._single: dict[tuple[Endpoint, bool], float] = {}  # until when
 
     def accept(self, target: CheckTarget) -> None:
-        """See domain.ports.checks.Asker."""
         if target.options:
             raise CheckRefused(f"grpc takes no options, not {', '.join(sorted(target.options))}: leave them out.")
 
@@ -66,7 +65,6 @@ class GrpcChecks:
         return False
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
-        """See domain.ports.checks.Asker."""
         call = self._channels.method(target, endpoint, _MANY)
         answer = call_one(call, check_pb2.CheckManyRequest().SerializeToString(), target, token, LONGEST_ANSWER)
         if isinstance(answer, CheckAnswer) and answer.reason is CheckReason.WRONG_PROTOCOL:
@@ -82,7 +80,6 @@ class GrpcChecks:
                 raise CheckRefused(f"{endpoint} has no tmc.v1.CheckService: add one, or take another kind of check.")
 
     def render(self, target: CheckTarget, question: Question) -> str:
-        """See domain.ports.checks.Asker."""
         return (
             f"{_MANY[1:]} message_id={question.message_id} topic={question.topic} key={question.key}"
             f" attempt_id={question.attempt_id.hex()} ledger_id={question.ledger_id.hex()} created_ms={question.created_ms}"
@@ -91,7 +88,6 @@ class GrpcChecks:
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.checks.Asker."""
         place = (endpoint, target.tls)
         if self._single.get(place, 0.0) <= time.monotonic():
             answers = self._ask_together(target, endpoint, token, questions)

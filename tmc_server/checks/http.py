@@ -101,7 +101,6 @@ class HttpChecks:
         self._transport = PinnedTransport(self._tls)  # used by that loop alone
 
     def accept(self, target: CheckTarget) -> None:
-        """See domain.ports.checks.Asker."""
         unknown = set(target.options) - _OPTIONS
         if unknown:
             raise CheckRefused(f"http takes the options path and batch, not {', '.join(sorted(unknown))}.")
@@ -112,11 +111,9 @@ class HttpChecks:
             raise CheckRefused("The option batch is true (one POST for many questions) or false (a GET for each).")
 
     def asks_singly(self, target: CheckTarget) -> bool:
-        """See domain.ports.checks.Asker."""
         return not _is_batch(target)
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
-        """See domain.ports.checks.Asker."""
         question = Question(
             message_id="0-0-0-0",
             topic="tmc.examine",
@@ -138,7 +135,6 @@ class HttpChecks:
             raise CheckRefused(f"{endpoint} has no {target.options['path']} ({answer.detail}): correct the path.")
 
     def render(self, target: CheckTarget, question: Question) -> str:
-        """See domain.ports.checks.Asker."""
         if _is_batch(target):
             return f"POST {target.options['path']} {json.dumps({'items': [_item(question)]})}"
         return f"GET {_path(target, question)}"
@@ -146,7 +142,6 @@ class HttpChecks:
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.checks.Asker."""
         if _is_batch(target):
             return self._run(self._ask_together(target, endpoint, token, questions), target.deadline_ms / 1000)
         return self._run(self._ask_each(target, endpoint, token, questions, until), until - time.monotonic())
@@ -229,7 +224,6 @@ class HttpChecks:
             return CheckAnswer.unknown(CheckReason.FAILED, f"{type(exc).__name__}: {exc}"[:300])
 
     def close(self) -> None:
-        """See domain.ports.checks.Asker."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:

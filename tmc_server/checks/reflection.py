@@ -50,7 +50,6 @@ class ReflectionChecks:
         self._known: dict[tuple[Endpoint, bool, str], tuple[float, Method | Undescribed]] = {}
 
     def accept(self, target: CheckTarget) -> None:
-        """See domain.ports.checks.Asker."""
         unknown = set(target.options) - {*_NEEDED, *_VERDICTS, "echo"}
         if unknown:
             raise CheckRefused(f"reflection knows no option {', '.join(sorted(unknown))}.")
@@ -83,11 +82,9 @@ class ReflectionChecks:
             raise CheckRefused("Each value means one verdict only.")
 
     def asks_singly(self, target: CheckTarget) -> bool:
-        """See domain.ports.checks.Asker."""
         return True
 
     def examine(self, target: CheckTarget, endpoint: Endpoint, token: str) -> None:
-        """See domain.ports.checks.Asker."""
         self._forget(target, endpoint)  # it may have been mended
         try:
             method = self._describe(target, endpoint, token)
@@ -101,13 +98,11 @@ class ReflectionChecks:
             _field(method.response, target.options["echo"], "echo")
 
     def render(self, target: CheckTarget, question: Question) -> str:
-        """See domain.ports.checks.Asker."""
         return f"{target.options['method']} {json.dumps(_filled(json.loads(target.options['request']), question))}"
 
     def ask(
         self, target: CheckTarget, endpoint: Endpoint, token: str, questions: Sequence[Question], until: float
     ) -> list[CheckAnswer]:
-        """See domain.ports.checks.Asker."""
         try:
             method = self._describe(target, endpoint, token)
             requests = [self._request(target, method, question) for question in questions]

@@ -29,7 +29,6 @@ class RabbitExchanges:
         )
 
     def examine(self, forward: Forward) -> None:
-        """See domain.ports.delivery.Forwarding."""
         host = ", ".join(f"{node.host}:{node.port}" for node in self._nodes.each)
         place = f"virtual host {self._nodes.each[0].virtual_host!r} of the broker at {host}"
         try:

@@ -93,7 +93,6 @@ class ConsumerStream:
         self._arrived.set()
 
     async def next_batch(self, most: int, most_bytes: int) -> list[Copy]:
-        """See domain.ports.delivery.DeliveryStream."""
         self._wrote()
         while not self._waiting:
             if not self.open:
@@ -137,17 +136,14 @@ class ConsumerStream:
         self.close()
 
     def put_back(self, copies: Sequence[Copy]) -> None:
-        """See domain.ports.delivery.DeliveryStream."""
         self._stop_watching()
         self._waiting.extendleft(reversed(copies))
         self._writing = ()
 
     def add_credit(self, credit: int) -> None:
-        """See domain.ports.delivery.DeliveryStream."""
         self._outlet.add_credit(self, credit)
 
     def close(self) -> None:
-        """See domain.ports.delivery.DeliveryStream."""
         self._wrote()
         self._outlet.close(self)
 

@@ -60,7 +60,6 @@ class CatalogActivation:
         self._stopped = threading.Event()
 
     def wait(self) -> int:
-        """See domain.ports.catalog.Activation."""
         began = self._monotonic()  # the change is committed: every look from now on sees it
         while True:
             try:
@@ -71,7 +70,6 @@ class CatalogActivation:
             self._rest()
 
     def stop(self) -> None:
-        """See domain.ports.catalog.Activation."""
         self._stopped.set()
 
     def _rest(self) -> None:

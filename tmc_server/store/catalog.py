@@ -115,7 +115,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def open_submit_queue(self, actor: str, id_: str, tag: str, unsigned: bool, replace_newest: bool) -> str:
-        """See domain.ports.catalog.CatalogEditor."""
         secret = "" if unsigned else secrets.token_hex(32)
         action = "open submit queue, unsigned" if unsigned else "open submit queue"
         with self._change(actor, action, f"{id_} {tag}") as (connection, now):
@@ -134,27 +133,23 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def drop_old_submit_secret(self, actor: str, id_: str, tag: str) -> None:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "drop old submit secret", f"{id_} {tag}") as (connection, _):
             name = {"app_no": _app_no(connection, id_), "tag": tag}
             connection.execute(submit_queue.update().filter_by(**name).values(old_secret=""))
 
     @repeating
     def close_submit_queue(self, actor: str, id_: str, tag: str, reason: str) -> None:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "close submit queue", f"{id_} {tag}", reason) as (connection, _):
             connection.execute(submit_queue.delete().filter_by(app_no=_app_no(connection, id_), tag=tag))
 
     @repeating
     def rotate_check_token(self, actor: str, id_: str, reason: str) -> None:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "rotate check token", id_, reason) as (connection, _):
             number = _app_no(connection, id_)
             connection.execute(app.update().where(app.c.app_no == number).values(check_token=secrets.token_hex(32)))
 
     @repeating
     def set_disabled(self, actor: str, id_: str, disabled: bool, reason: str) -> None:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "disable app" if disabled else "enable app", id_, reason) as (connection, _):
             number = _app_no(connection, id_)
             connection.execute(app.update().where(app.c.app_no == number).values(disabled=int(disabled)))
@@ -179,7 +174,6 @@ class CatalogStore(CatalogChanges):
     def set_topic_check(
         self, actor: str, topic_name: str, checks: CheckPolicy, change: CheckChange | None = None
     ) -> Topic:
-        """See domain.ports.catalog.CatalogEditor."""
         changed: list[str] = []
         with self._change(actor, "set topic check", topic_name, changed=changed) as (connection, _):
             row = _topic_row(connection, topic_name)
@@ -206,7 +200,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def update_topic(self, actor: str, topic_name: str, changes: Mapping[str, int]) -> Topic:
-        """See domain.ports.catalog.CatalogEditor."""
         changed: list[str] = []
         with self._change(actor, "update topic", topic_name, changed=changed) as (connection, _):
             before = _topic_row(connection, topic_name)
@@ -218,7 +211,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def pause_topic(self, actor: str, topic_name: str, paused: bool, reason: str) -> Topic:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "pause topic" if paused else "resume topic", topic_name, reason) as (connection, _):
             number = _topic_row(connection, topic_name).topic_no
             connection.execute(topic.update().where(topic.c.topic_no == number).values(paused=int(paused)))
@@ -226,7 +218,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def silence_alerts(self, actor: str, new: NewSilence) -> Silence:
-        """See domain.ports.catalog.CatalogEditor."""
         scope = " ".join(filter(None, (new.kind, new.topic, new.app, new.tag))) or "all"
         with self._change(actor, "silence alerts", scope, new.reason) as (connection, now):
             connection.execute(silence.delete().where(silence.c.until_ms <= now))
@@ -244,7 +235,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def end_silence(self, actor: str, id_: int, reason: str) -> Silence:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "end silence", str(id_), reason) as (connection, _):
             row = connection.execute(sa.select(silence).filter_by(id=id_)).one_or_none()
             if row is None:
@@ -254,7 +244,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def drain_server(self, actor: str, incarnation: int, drained: bool, reason: str, others: Collection[int]) -> None:
-        """See domain.ports.catalog.CatalogEditor."""
         action = "drain server" if drained else "undrain server"
         with self._change(actor, action, str(incarnation), reason) as (connection, _):
             sharing = sa.select(server.c.incarnation).where(server.c.incarnation.in_(others), server.c.drained == 0)
@@ -276,7 +265,6 @@ class CatalogStore(CatalogChanges):
     def register_subscription(
         self, actor: str, new: NewSubscription, change: Collection[str] | None = None
     ) -> Subscription:
-        """See domain.ports.catalog.CatalogEditor."""
         changed: list[str] = []
         named = f"{new.topic} {new.app} {new.tag}"
         with self._change(actor, "register subscription", named, changed=changed) as (connection, now):
@@ -310,7 +298,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def show_delivery_keys(self, actor: str, number: SubscriptionNumber) -> None:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "show delivery keys", f"subscription {number}"):
             pass
 
@@ -318,7 +305,6 @@ class CatalogStore(CatalogChanges):
     def announce_delivery_key(
         self, actor: str, topic_name: str, app_id: str, tag: str, drop_previous: bool
     ) -> Subscription:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "rotate delivery key", f"{topic_name} {app_id} {tag}") as (connection, _):
             name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
@@ -335,7 +321,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def sign_with(self, actor: str, number: SubscriptionNumber, announced: bytes) -> Subscription:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "sign with new key", f"subscription {number}") as (connection, _):
             row = connection.execute(sa.select(subscription).filter_by(subscription_no=number)).one()
             if row.other_key == announced.hex():
@@ -347,7 +332,6 @@ class CatalogStore(CatalogChanges):
     def pause_subscription(
         self, actor: str, topic_name: str, app_id: str, tag: str, paused: bool, reason: str
     ) -> Subscription:
-        """See domain.ports.catalog.CatalogEditor."""
         action = "pause subscription" if paused else "resume subscription"
         with self._change(actor, action, f"{topic_name} {app_id} {tag}", reason) as (connection, _):
             name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
@@ -373,7 +357,6 @@ class CatalogStore(CatalogChanges):
 
     @repeating
     def finish_removal(self, actor: str, number: SubscriptionNumber) -> Subscription:
-        """See domain.ports.catalog.CatalogEditor."""
         with self._change(actor, "finish removal", f"subscription {number}") as (connection, now):
             leaving = subscription.update().filter_by(subscription_no=number, live=1)
             connection.execute(leaving.where(subscription.c.leaving_ms.is_not(None)).values(live=None, removed_ms=now))

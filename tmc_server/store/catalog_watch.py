@@ -50,7 +50,6 @@ class CatalogWatch:
         return self._operators
 
     def in_use(self) -> tuple[Catalog, bool]:
-        """See domain.ports.catalog.CatalogSource."""
         copy, looked = self._seen
         delay_s = self._store.change_delay_ms / 1000
         return copy, delay_s > 0 and self._monotonic() - looked >= delay_s

@@ -181,7 +181,6 @@ class GroupCommit:
         return sum(queue.count for queue in list(self._queues.values()))
 
     def perform(self, operations: Sequence[Operation]) -> Awaitable[list[Answer]]:
-        """See domain.ports.work.Performer."""
         self.check(operations)
         caller = _Caller(self._loop.create_future(), len(operations))
         if not operations:
@@ -451,11 +450,9 @@ class ShardedGroupCommit:
 
     @property
     def waiting(self) -> int:
-        """See GroupCommit."""
         return sum(commit.waiting for commit in self._commits)
 
     def perform(self, operations: Sequence[Operation]) -> Awaitable[list[Answer]]:
-        """See domain.ports.work.Performer."""
         if len(self._commits) == 1:
             return self._commits[0].perform(operations)
         places: dict[int, list[int]] = {}

@@ -46,7 +46,6 @@ class OperatorStore(CatalogChanges):
     def register(
         self, actor: str, new: Operator, valid_ms: int | None, reason: str, *, with_token: bool = True
     ) -> tuple[Operator, str]:
-        """See OperatorEditor."""
         known = self._as_it_is(new)
         if known is not None:
             return known, ""
@@ -74,7 +73,6 @@ class OperatorStore(CatalogChanges):
     def update(
         self, actor: str, wanted: Operator, fields: Collection[str], reason: str, *, end_tokens: bool = False
     ) -> Operator:
-        """See OperatorEditor."""
         changed: list[str] = []
         with self._change(actor, "update operator", wanted.name, reason, changed) as (connection, now):
             row = _find(connection, wanted.name)
@@ -96,7 +94,6 @@ class OperatorStore(CatalogChanges):
     def rotate_token(
         self, actor: str, name: str, valid_ms: int | None, overlap_ms: int, reason: str
     ) -> tuple[Operator, str]:
-        """See OperatorEditor."""
         token = new_key()
         with self._change(actor, "rotate operator token", name, reason) as (connection, now):
             row = _find(connection, name)
@@ -112,7 +109,6 @@ class OperatorStore(CatalogChanges):
 
     @repeating
     def remove(self, actor: str, name: str, reason: str) -> None:
-        """See OperatorEditor."""
         with self._change(actor, "remove operator", name, reason) as (connection, _):
             if _find(connection, name) is None:
                 raise OperatorUnknown
@@ -120,7 +116,6 @@ class OperatorStore(CatalogChanges):
             _keep_an_administrator(connection)
 
     def operators(self) -> list[Operator]:
-        """See OperatorEditor."""
         with self._database.reading() as connection:
             return [known for _, known in _readable(connection)]
 

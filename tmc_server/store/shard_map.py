@@ -115,7 +115,6 @@ class Following:
         self._catalog = catalog
 
     def look(self, shard: Shard, here: Database) -> Database | None:
-        """See group_commit.Whereabouts."""
         self._catalog.run_once()
         catalog = self._catalog.current
         self._shards.follow(catalog.version, catalog.shard_map, catalog.frozen)
