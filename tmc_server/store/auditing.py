@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain.views import OperatorAct
 from tmc_server.origin import ORIGIN
+from tmc_server.store.records import record_of
 from tmc_server.store.tables import audit
 
 _LONGEST_CHANGE = 2_000
@@ -30,15 +31,7 @@ def act(
 
 
 def act_of(row: Any) -> OperatorAct:
-    return OperatorAct(
-        actor=row.actor,
-        action=row.action,
-        subject=row.subject,
-        reason=row.reason,
-        at_ms=row.at_ms,
-        origin=row.origin,
-        change=row.change_text,
-    )
+    return record_of(OperatorAct, row, change=row.change_text)
 
 
 def record(connection: sa.Connection, row: Mapping[str, Any]) -> None:

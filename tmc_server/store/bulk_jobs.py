@@ -11,7 +11,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.bulk import (
-    BulkAction,
     BulkItem,
     BulkJob,
     BulkProgress,
@@ -26,6 +25,7 @@ from tmc_server.errors import InvalidField
 from tmc_server.store.auditing import act, record
 from tmc_server.store.descriptions import Described, descriptions
 from tmc_server.store.engines import Database, ShardMap, StoreConflict, repeated
+from tmc_server.store.records import record_of
 from tmc_server.store.selecting import BEFORE_ALL, page_of
 from tmc_server.store.sql import number_of
 from tmc_server.store.tables import bulk_item, bulk_job, bulk_progress
@@ -154,12 +154,11 @@ class SqlBulkStore:
                     rows = [*rows, *connection.execute(rest).fetchall()]
             places = {place.subscription: place for place in job.selection.places if place.shard == shard}
             found += [
-                BulkItem(
+                record_of(
+                    BulkItem,
+                    row,
                     place=places[SubscriptionNumber(row.subscription_no)],
                     number=MessageNumber(row.message_id),
-                    outcome=ItemOutcome(row.outcome),
-                    detail=row.detail,
-                    at_ms=row.at_ms,
                 )
                 for row in rows
             ]
@@ -222,17 +221,5 @@ def _selection(text: str) -> Selection:
 
 
 def _job(row: Any) -> BulkJob:
-    return BulkJob(
-        number=BulkJobNumber(row.id),
-        dry_run=row.dry_run,
-        action=BulkAction(row.action),
-        selection=_selection(row.selection),
-        count=row.agreed,
-        rate=row.rate,
-        actor=row.actor,
-        reason=row.reason,
-        created_ms=row.created_ms,
-        start_ms=row.start_ms,
-        stopped_ms=row.stopped_ms,
-        finished_ms=row.finished_ms,
-    )
+    selection = _selection(row.selection)
+    return record_of(BulkJob, row, number=BulkJobNumber(row.id), selection=selection, count=row.agreed)

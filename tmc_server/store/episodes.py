@@ -16,6 +16,7 @@ from tmc_server.domain.ports.alerts import Alert, Episode
 from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, repeated
 from tmc_server.store.notices import withdraw
+from tmc_server.store.records import record_of
 from tmc_server.store.sql import number_of
 from tmc_server.store.tables import episode, failed
 
@@ -185,19 +186,13 @@ class SqlEpisodeStore:
         return self._view(row) if row is not None else None
 
     def _view(self, row: Any) -> Episode:
-        return Episode(
+        return record_of(
+            Episode,
+            row,
             shard=self._shard,
             number=row.id,
-            kind=row.kind,
             topic=row.topic_no,
             subscription=row.subscription_no,
-            fingerprint=row.fingerprint,
-            detail=row.detail,
             count=row.alerts,
-            first_ms=row.first_ms,
-            last_ms=row.last_ms,
             samples=[tuple(each) for each in json.loads(row.samples)],
-            acknowledged_ms=row.acknowledged_ms,
-            acknowledged_by=row.acknowledged_by,
-            resolved_ms=row.resolved_ms,
         )

@@ -22,6 +22,7 @@ from tmc_server.domain.ports.servers import ServerRun
 from tmc_server.errors import NoIdentity
 from tmc_server.store.activation import LONGEST_STALE_MS
 from tmc_server.store.engines import Database, StoreConflict, repeated, wall_clock_ms
+from tmc_server.store.records import record_of
 from tmc_server.store.tables import node_slot, server
 
 LEASE_MS = 10_000
@@ -31,17 +32,7 @@ _FORGET_MS = 86_400_000
 def server_runs(connection: sa.Connection) -> list[ServerRun]:
     """Return all that are written down, in the order of their incarnations."""
     rows = connection.execute(sa.select(server).order_by(server.c.incarnation))
-    return [
-        ServerRun(
-            incarnation=row.incarnation,
-            name=row.name,
-            started_ms=row.started_ms,
-            expires_ms=row.expires_ms,
-            catalog_version=row.catalog_version,
-            drained=bool(row.drained),
-        )
-        for row in rows
-    ]
+    return [record_of(ServerRun, row) for row in rows]
 
 
 @dataclass(frozen=True)

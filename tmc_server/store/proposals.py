@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from tmc_server.domain.proposals import (
 from tmc_server.errors import ProposalClosed, ProposalUnknown
 from tmc_server.store.auditing import act, record
 from tmc_server.store.engines import Database, repeated
+from tmc_server.store.records import record_of
 from tmc_server.store.sql import number_of
 from tmc_server.store.tables import proposal
 
@@ -108,19 +110,6 @@ def _found(connection: sa.Connection, number: ProposalNumber, now: int) -> Propo
 
 
 def _proposal(row: Any, now: int) -> Proposal:
-    state = ProposalState(row.state)
-    return Proposal(
-        number=ProposalNumber(row.id),
-        action=ProposalAction(row.action),
-        topic=row.topic,
-        subject=row.subject,
-        request=row.request,
-        actor=row.actor,
-        reason=row.reason,
-        created_ms=row.created_ms,
-        expires_ms=row.expires_ms,
-        state=ProposalState.EXPIRED if state is ProposalState.PENDING and now >= row.expires_ms else state,
-        decided_by=row.decided_by,
-        decided_ms=row.decided_ms,
-        decision_reason=row.decision_reason,
-    )
+    proposal = record_of(Proposal, row, number=ProposalNumber(row.id), action=ProposalAction(row.action))
+    is_expired = proposal.state is ProposalState.PENDING and now >= proposal.expires_ms
+    return replace(proposal, state=ProposalState.EXPIRED) if is_expired else proposal

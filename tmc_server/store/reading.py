@@ -10,7 +10,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.alerts import ABOUT_A_MESSAGE
-from tmc_server.domain.bulk import ItemOutcome
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.placement import MoveStep
@@ -28,6 +27,7 @@ from tmc_server.errors import StoreUnavailable
 from tmc_server.store.auditing import act_of
 from tmc_server.store.engines import ShardMap
 from tmc_server.store.nodes import server_runs
+from tmc_server.store.records import record_of
 from tmc_server.store.rows import consumption_view, heads_of, message_view
 from tmc_server.store.shard_map import place_of, stored_map
 from tmc_server.store.statements import statements_of
@@ -78,18 +78,7 @@ class Reader:
         return MessageDetail(
             message,
             [consumption_view(message.shard, row, heads) for row in consumptions],
-            [
-                AttemptView(
-                    subscription=row.subscription_no,
-                    attempt=row.attempt,
-                    at_ms=row.at_ms,
-                    error=row.error,
-                    tried_ms=row.tried_ms,
-                    tried_by=row.tried_by,
-                    unanswered=bool(row.unanswered),
-                )
-                for row in attempts
-            ],
+            [record_of(AttemptView, row, subscription=row.subscription_no) for row in attempts],
         )
 
     def consumption(
@@ -139,16 +128,8 @@ class Reader:
             .order_by(bulk_item.c.job_id)
         )
         with self._shards.shards[message.shard].reading() as connection:
-            return [
-                DeliveryJob(
-                    job=row.job_id,
-                    subscription=row.subscription_no,
-                    outcome=ItemOutcome(row.outcome),
-                    detail=row.detail,
-                    at_ms=row.at_ms,
-                )
-                for row in connection.execute(query)
-            ]
+            rows = connection.execute(query).fetchall()
+        return [record_of(DeliveryJob, row, job=row.job_id, subscription=row.subscription_no) for row in rows]
 
     def alerts(self, message: MessageView) -> list[RaisedAlert]:
         raised = (alert.c.kind.in_(ABOUT_A_MESSAGE), alert.c.message_id == message.number)

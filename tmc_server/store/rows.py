@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.consumption import ConsumptionState
-from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.views import CheckView, ConsumptionView, MessageView
 from tmc_server.store.copies import parse_headers
+from tmc_server.store.records import record_of
 from tmc_server.store.tables import order
 
 Heads = Mapping[tuple[SubscriptionNumber, int], MessageNumber]
@@ -19,23 +19,16 @@ Heads = Mapping[tuple[SubscriptionNumber, int], MessageNumber]
 
 
 def message_view(shard: Shard, row: Any) -> MessageView:
-    values = row._mapping
-    return MessageView(
+    return record_of(
+        MessageView,
+        row,
         shard=shard,
         number=row.id,
         topic=row.topic_no,
         producer=row.producer_no,
-        producer_tag=row.producer_tag,
         key=row.message_key,
-        state=MessageState(row.state),
-        body=values.get("body"),
-        content_type=row.content_type,
+        body=row._mapping.get("body"),
         headers=parse_headers(row.headers),
-        delay_ms=row.delay_ms,
-        created_ms=row.created_ms,
-        decided_ms=row.decided_ms,
-        attempt_id=row.attempt_id,
-        digest=row.digest,
         check=CheckView(
             attempt=row.check_attempt,
             checked=row.checked,
