@@ -127,6 +127,8 @@ class Later(Exception):
     """Raise in a handler to redeliver after the given delay (at most a day) instead of by the retry policy."""
 
     def __init__(self, after: timedelta, reason: str = "later") -> None:
+        if not isinstance(after, timedelta):
+            raise TypeError(f"Later(after) is a timedelta, such as timedelta(seconds=60), not {after!r}.")
         super().__init__(reason)
         self.after = after
 

@@ -40,10 +40,15 @@ def ack(message: Message) -> tuple[sender.Kind, Any]:
     return sender.ACK, consumption_pb2.AckRequest(message_id=message.id, attempt=message.attempt)
 
 
-def nack(error: str, *, reject: bool = False, retry_after: timedelta | None = None, hangs: bool = False) -> Answer:
+def nack(
+    error: str, *, reject: bool = False, retry_after: timedelta | None = None, hangs: bool = False, run: int = 0
+) -> Answer:
+    """Report a failure. run: the answer has no effect if another run of the attempt has begun; 0: it has."""
+    text = error[:500].encode("utf-8", "replace").decode()  # halves of surrogate pairs are no text for the center
+
     def answer(message: Message) -> tuple[sender.Kind, Any]:
         request = consumption_pb2.NackRequest(
-            message_id=message.id, attempt=message.attempt, error=error[:500], reject=reject, handler_hangs=hangs
+            message_id=message.id, attempt=message.attempt, error=text, reject=reject, handler_hangs=hangs, run=run
         )
         if retry_after is not None:
             request.retry_after_ms = min(max(0, round(retry_after.total_seconds() * 1000)), _LATEST_MS)
@@ -67,11 +72,14 @@ def around_handlers(before: Callable[[], None], after: Callable[[], None]) -> No
 
 
 class Calling:
-    """loop: where `async def` handlers run."""
+    """loop: where `async def` handlers run.  begin: told of each run whose handler is called, or called again."""
 
-    def __init__(self, listeners: Listeners, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    def __init__(
+        self, listeners: Listeners, loop: Callable[[], asyncio.AbstractEventLoop], begin: Callable[[Run], None]
+    ) -> None:
         self._listeners = listeners
         self._loop = loop
+        self._begin = begin
 
     def check_inboxes(self) -> None:
         """Raises InvalidRequest: one cannot be used as it is. Unavailable: its database does not answer, or refuses."""
@@ -91,34 +99,35 @@ class Calling:
                 raise errors.Unavailable(f"The inbox of {listener.handler.__name__}(): {_text(exc)}") from exc
             checked.add(id(inbox))
 
-    def handle(self, runs: Sequence[Run]) -> Sequence[Answer]:
-        """Call the handler. Returns: the answers for the center, one per run.
+    def handle(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Answer]]:
+        """Call the handler. Yields each run with its answer for the center as soon as there is one.
 
-        Raises InboxDown: nothing was handled, or nobody knows whether it was.
+        Raises InboxDown: of the others nothing was handled, or nobody knows whether it was.
         """
         for before, _ in _AROUND:
             before()
         try:
-            return self._handle(runs)
+            yield from self._handle(runs)
         finally:
             for _, after in _AROUND:
                 after()
 
-    def _handle(self, runs: Sequence[Run]) -> Sequence[Answer]:
+    def _handle(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Answer]]:
         listener = self._listeners.by_topic.get(runs[0].message.topic)
         if listener is None or listener.batch is None:
             (run,) = runs
-            return [self._one(listener, run)]
+            yield run, self._one(listener, run)
+            return
         bodies: dict[str, Any] = {}
-        refused: dict[str, Answer] = {}
+        readable: list[Run] = []
         for run in runs:
             try:
                 bodies[run.message.id] = _body(listener, run.message)
+                readable.append(run)
             except errors.CodecError as exc:
-                refused[run.message.id] = _outcome(run.message, exc)
-        readable = [run for run in runs if run.message.id in bodies]
-        answers = refused | (self._in_halves(listener, readable, bodies) if readable else {})
-        return [answers[run.message.id] for run in runs]
+                yield run, _outcome(run.message, exc)
+        if readable:
+            yield from self._in_halves(listener, readable, bodies, readable)
 
     def _one(self, listener: Listener | None, run: Run) -> Answer:
         message = run.message
@@ -142,9 +151,13 @@ class Calling:
             return nack(_text(exc))
         return ack
 
-    def _in_halves(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> dict[str, Answer]:
+    def _in_halves(
+        self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any], batch: Sequence[Run]
+    ) -> Iterator[tuple[Run, Answer]]:
+        """Call the handler with these of a batch; if it fails, with each half."""
         if len(runs) == 1:
-            return {runs[0].message.id: self._one(listener, runs[0])}
+            yield runs[0], self._one(listener, runs[0])
+            return
         failure: Exception | None = None
         try:
             with tracing.handling([run.message for run in runs], time.monotonic() - runs[0].arrived):
@@ -152,17 +165,22 @@ class Calling:
         except errors.InboxDown:
             raise
         except errors.Later as exc:
-            return {run.message.id: _outcome(run.message, exc) for run in runs}
+            yield from ((run, _outcome(run.message, exc)) for run in runs)
+            return
         except Exception as exc:
             log.debug("a batch of %d messages of %s failed", len(runs), runs[0].message.topic, exc_info=True)
             failure = exc
         if failure is None:
-            return {run.message.id: ack for run in runs}
+            yield from ((run, ack) for run in runs)
+            return
         if isinstance(failure, CancelledError) or any(run.given_up for run in runs):
-            return {run.message.id: nack(_text(failure)) for run in runs}
+            yield from ((run, nack(_text(failure))) for run in runs)
+            return
         middle = len(runs) // 2
-        first = self._in_halves(listener, runs[:middle], bodies)
-        return first | self._in_halves(listener, runs[middle:], bodies)
+        for half in (runs[:middle], runs[middle:]):
+            for run in batch:
+                self._begin(run)  # each call may take as long as a handler may, and nobody else's counts
+            yield from self._in_halves(listener, half, bodies, batch)
 
     def _call(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> None:
         """Call the handler, in one transaction of the inbox if there is one,

@@ -60,7 +60,7 @@ class Handling:
         self._workers: Workers | None = None
         self._turns = Turns(concurrency)
         self._turn_of: dict[Run, Turn] = {}  # of those whose handlers have begun
-        self._calling = Calling(listeners, self._running_loop)
+        self._calling = Calling(listeners, self._running_loop, self._runs.begin)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -154,26 +154,31 @@ class Handling:
         if turn is None:
             return False
         runs = [run for run in turn.runs if not run.is_suspect or self._may_begin(run)]
-        answers: Sequence[Answer | None] = [None] * len(runs)
+        unanswered, otherwise = dict.fromkeys(runs), None
         for run in runs:
             self._runs.begin(run)
             self.keeper.begun(run)
             self._turn_of[run] = turn
         try:
             if runs:
-                answers = self._calling.handle(runs)
+                for run, answer in self._calling.handle(runs):
+                    del unanswered[run]
+                    self._handled(run, answer)
         except errors.InboxDown as exc:
-            answers = [self._postponed(turn, exc)] * len(runs)
+            otherwise = self._postponed(turn, exc)
         except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end this thread
             log.error("message %s could not be answered: %r", runs[0].message.id, exc)
         else:
             if runs and turn.probes:
                 self._resumed(turn)
-        for run, answer in zip(runs, answers, strict=True):
-            self._turn_of.pop(run, None)
-            self._ended(run, answer)
+        for run in unanswered:
+            self._handled(run, otherwise)
         self._turns.end(turn)
         return True
+
+    def _handled(self, run: Run, answer: Answer | None) -> None:
+        self._turn_of.pop(run, None)
+        self._ended(run, answer)
 
     def _may_begin(self, run: Run) -> bool:
         """Ask the center whether the handler of a suspect may begin; if not, the message is left to others. Blocks."""
@@ -192,8 +197,8 @@ class Handling:
                 self._stopping.wait(_ASK_AGAIN_S)
             else:
                 return True
-        # The center may have noted that it begins: only an answer takes that back.
-        self._ended(run, nack("its consumer stopped before it began", retry_after=timedelta(0)))
+        # The center may have noted that it begins: only an answer takes that back. Another run that has begun stays.
+        self._ended(run, nack("its consumer stopped before it began", retry_after=timedelta(0), run=run.number))
         return False
 
     def _postponed(self, turn: Turn, exc: errors.InboxDown) -> Answer:
@@ -238,7 +243,7 @@ class Handling:
         try:
             with tracing.within(run.message.headers):
                 return None if answer is None else self._sender.send(*answer(run.message), ANSWER_TIMEOUT_S)
-        except errors.TmcError as exc:
+        except Exception as exc:  # noqa: BLE001 - the thread has other messages to answer, and more to take
             log.error("message %s could not be answered: %s", run.message.id, exc)
             return None
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tmc_common.protocol import types_pb2 as tmc_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tmc/v1/consumption.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"1\n\nAckRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\"\r\n\x0b\x41\x63kResponse\"3\n\x0e\x41\x63kManyRequest\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.tmc.v1.AckRequest\"-\n\tAckResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tmc.v1.ItemError\"5\n\x0f\x41\x63kManyResponse\x12\"\n\x07results\x18\x01 \x03(\x0b\x32\x11.tmc.v1.AckResult\"\xca\x01\n\x0bNackRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0e\n\x06reject\x18\x04 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\rhandler_hangs\x18\x06 \x01(\x08\x12\x1d\n\x11missing_signature\x18\x07 \x01(\x08\x42\x02\x18\x01\x12\x11\n\tnot_begun\x18\x08 \x01(\x08\x42\x11\n\x0f_retry_after_ms\"\x0e\n\x0cNackResponse\"5\n\x0fNackManyRequest\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.tmc.v1.NackRequest\".\n\nNackResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tmc.v1.ItemError\"7\n\x10NackManyResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.tmc.v1.NackResult\"T\n\rExtendRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x11\n\textend_ms\x18\x03 \x01(\x03\x12\x0b\n\x03run\x18\x04 \x01(\x03\"\x10\n\x0e\x45xtendResponse\"9\n\x11\x45xtendManyRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.tmc.v1.ExtendRequest\"0\n\x0c\x45xtendResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tmc.v1.ItemError\";\n\x12\x45xtendManyResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.tmc.v1.ExtendResult\"2\n\x10SubscribeRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0e\n\x06\x63redit\x18\x02 \x01(\x05\"9\n\x11SubscribeResponse\x12$\n\ndeliveries\x18\x01 \x03(\x0b\x32\x10.tmc.v1.Delivery\"\xa5\x02\n\x08\x44\x65livery\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t\x12.\n\x07headers\x18\x06 \x03(\x0b\x32\x1d.tmc.v1.Delivery.HeadersEntry\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12\x10\n\x08producer\x18\x08 \x01(\t\x12\x12\n\nsubscriber\x18\t \x01(\t\x12\x19\n\x11retry_interval_ms\x18\n \x01(\x03\x12\x13\n\x0bredelivered\x18\x0b \x01(\x08\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x1c\x44\x65scribeSubscriptionsRequest\x12\x14\n\x08verifies\x18\x01 \x01(\x08\x42\x02\x18\x01\"w\n\x1d\x44\x65scribeSubscriptionsResponse\x12/\n\rsubscriptions\x18\x01 \x03(\x0b\x32\x18.tmc.v1.SubscriptionInfo\x12%\n\x06\x62roker\x18\x02 \x01(\x0b\x32\x15.tmc.v1.BrokerAddress\"^\n\rBrokerAddress\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\x14\n\x0cvirtual_host\x18\x03 \x01(\t\x12\x0b\n\x03tls\x18\x04 \x01(\x08\x12\x0e\n\x06others\x18\x05 \x03(\t\"\x95\x01\n\x10SubscriptionInfo\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03tag\x18\x02 \x01(\t\x12\"\n\x05retry\x18\x03 \x01(\x0b\x32\x13.tmc.v1.RetryPolicy\x12\r\n\x05queue\x18\x04 \x01(\t\x12\x15\n\rdelivery_keys\x18\x05 \x03(\t\x12\x1b\n\x0fsigned_since_ms\x18\x06 \x01(\x03\x42\x02\x18\x01\"M\n\x19ReportForgedCopiesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x12\n\nmessage_id\x18\x03 \x01(\t\"\x1c\n\x1aReportForgedCopiesResponse2\xf9\x04\n\x12\x43onsumptionService\x12.\n\x03\x41\x63k\x12\x12.tmc.v1.AckRequest\x1a\x13.tmc.v1.AckResponse\x12:\n\x07\x41\x63kMany\x12\x16.tmc.v1.AckManyRequest\x1a\x17.tmc.v1.AckManyResponse\x12\x31\n\x04Nack\x12\x13.tmc.v1.NackRequest\x1a\x14.tmc.v1.NackResponse\x12=\n\x08NackMany\x12\x17.tmc.v1.NackManyRequest\x1a\x18.tmc.v1.NackManyResponse\x12\x37\n\x06\x45xtend\x12\x15.tmc.v1.ExtendRequest\x1a\x16.tmc.v1.ExtendResponse\x12\x43\n\nExtendMany\x12\x19.tmc.v1.ExtendManyRequest\x1a\x1a.tmc.v1.ExtendManyResponse\x12\x44\n\tSubscribe\x12\x18.tmc.v1.SubscribeRequest\x1a\x19.tmc.v1.SubscribeResponse(\x01\x30\x01\x12\x64\n\x15\x44\x65scribeSubscriptions\x12$.tmc.v1.DescribeSubscriptionsRequest\x1a%.tmc.v1.DescribeSubscriptionsResponse\x12[\n\x12ReportForgedCopies\x12!.tmc.v1.ReportForgedCopiesRequest\x1a\".tmc.v1.ReportForgedCopiesResponseB*\n\x06tmc.v1B\x10\x43onsumptionProtoP\x01Z\x0ctmc/v1;tmcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tmc/v1/consumption.proto\x12\x06tmc.v1\x1a\x12tmc/v1/types.proto\"1\n\nAckRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\"\r\n\x0b\x41\x63kResponse\"3\n\x0e\x41\x63kManyRequest\x12!\n\x05items\x18\x01 \x03(\x0b\x32\x12.tmc.v1.AckRequest\"-\n\tAckResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tmc.v1.ItemError\"5\n\x0f\x41\x63kManyResponse\x12\"\n\x07results\x18\x01 \x03(\x0b\x32\x11.tmc.v1.AckResult\"\xd7\x01\n\x0bNackRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0e\n\x06reject\x18\x04 \x01(\x08\x12\x1b\n\x0eretry_after_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\rhandler_hangs\x18\x06 \x01(\x08\x12\x1d\n\x11missing_signature\x18\x07 \x01(\x08\x42\x02\x18\x01\x12\x11\n\tnot_begun\x18\x08 \x01(\x08\x12\x0b\n\x03run\x18\t \x01(\x03\x42\x11\n\x0f_retry_after_ms\"\x0e\n\x0cNackResponse\"5\n\x0fNackManyRequest\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.tmc.v1.NackRequest\".\n\nNackResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tmc.v1.ItemError\"7\n\x10NackManyResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.tmc.v1.NackResult\"T\n\rExtendRequest\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x11\n\textend_ms\x18\x03 \x01(\x03\x12\x0b\n\x03run\x18\x04 \x01(\x03\"\x10\n\x0e\x45xtendResponse\"9\n\x11\x45xtendManyRequest\x12$\n\x05items\x18\x01 \x03(\x0b\x32\x15.tmc.v1.ExtendRequest\"0\n\x0c\x45xtendResult\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.tmc.v1.ItemError\";\n\x12\x45xtendManyResponse\x12%\n\x07results\x18\x01 \x03(\x0b\x32\x14.tmc.v1.ExtendResult\"2\n\x10SubscribeRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0e\n\x06\x63redit\x18\x02 \x01(\x05\"9\n\x11SubscribeResponse\x12$\n\ndeliveries\x18\x01 \x03(\x0b\x32\x10.tmc.v1.Delivery\"\xa5\x02\n\x08\x44\x65livery\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t\x12.\n\x07headers\x18\x06 \x03(\x0b\x32\x1d.tmc.v1.Delivery.HeadersEntry\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x05\x12\x10\n\x08producer\x18\x08 \x01(\t\x12\x12\n\nsubscriber\x18\t \x01(\t\x12\x19\n\x11retry_interval_ms\x18\n \x01(\x03\x12\x13\n\x0bredelivered\x18\x0b \x01(\x08\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x1c\x44\x65scribeSubscriptionsRequest\x12\x14\n\x08verifies\x18\x01 \x01(\x08\x42\x02\x18\x01\"w\n\x1d\x44\x65scribeSubscriptionsResponse\x12/\n\rsubscriptions\x18\x01 \x03(\x0b\x32\x18.tmc.v1.SubscriptionInfo\x12%\n\x06\x62roker\x18\x02 \x01(\x0b\x32\x15.tmc.v1.BrokerAddress\"^\n\rBrokerAddress\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\x14\n\x0cvirtual_host\x18\x03 \x01(\t\x12\x0b\n\x03tls\x18\x04 \x01(\x08\x12\x0e\n\x06others\x18\x05 \x03(\t\"\x95\x01\n\x10SubscriptionInfo\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0b\n\x03tag\x18\x02 \x01(\t\x12\"\n\x05retry\x18\x03 \x01(\x0b\x32\x13.tmc.v1.RetryPolicy\x12\r\n\x05queue\x18\x04 \x01(\t\x12\x15\n\rdelivery_keys\x18\x05 \x03(\t\x12\x1b\n\x0fsigned_since_ms\x18\x06 \x01(\x03\x42\x02\x18\x01\"M\n\x19ReportForgedCopiesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x12\n\nmessage_id\x18\x03 \x01(\t\"\x1c\n\x1aReportForgedCopiesResponse2\xf9\x04\n\x12\x43onsumptionService\x12.\n\x03\x41\x63k\x12\x12.tmc.v1.AckRequest\x1a\x13.tmc.v1.AckResponse\x12:\n\x07\x41\x63kMany\x12\x16.tmc.v1.AckManyRequest\x1a\x17.tmc.v1.AckManyResponse\x12\x31\n\x04Nack\x12\x13.tmc.v1.NackRequest\x1a\x14.tmc.v1.NackResponse\x12=\n\x08NackMany\x12\x17.tmc.v1.NackManyRequest\x1a\x18.tmc.v1.NackManyResponse\x12\x37\n\x06\x45xtend\x12\x15.tmc.v1.ExtendRequest\x1a\x16.tmc.v1.ExtendResponse\x12\x43\n\nExtendMany\x12\x19.tmc.v1.ExtendManyRequest\x1a\x1a.tmc.v1.ExtendManyResponse\x12\x44\n\tSubscribe\x12\x18.tmc.v1.SubscribeRequest\x1a\x19.tmc.v1.SubscribeResponse(\x01\x30\x01\x12\x64\n\x15\x44\x65scribeSubscriptions\x12$.tmc.v1.DescribeSubscriptionsRequest\x1a%.tmc.v1.DescribeSubscriptionsResponse\x12[\n\x12ReportForgedCopies\x12!.tmc.v1.ReportForgedCopiesRequest\x1a\".tmc.v1.ReportForgedCopiesResponseB*\n\x06tmc.v1B\x10\x43onsumptionProtoP\x01Z\x0ctmc/v1;tmcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,45 +52,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACKMANYRESPONSE']._serialized_start=222
   _globals['_ACKMANYRESPONSE']._serialized_end=275
   _globals['_NACKREQUEST']._serialized_start=278
-  _globals['_NACKREQUEST']._serialized_end=480
-  _globals['_NACKRESPONSE']._serialized_start=482
-  _globals['_NACKRESPONSE']._serialized_end=496
-  _globals['_NACKMANYREQUEST']._serialized_start=498
-  _globals['_NACKMANYREQUEST']._serialized_end=551
-  _globals['_NACKRESULT']._serialized_start=553
-  _globals['_NACKRESULT']._serialized_end=599
-  _globals['_NACKMANYRESPONSE']._serialized_start=601
-  _globals['_NACKMANYRESPONSE']._serialized_end=656
-  _globals['_EXTENDREQUEST']._serialized_start=658
-  _globals['_EXTENDREQUEST']._serialized_end=742
-  _globals['_EXTENDRESPONSE']._serialized_start=744
-  _globals['_EXTENDRESPONSE']._serialized_end=760
-  _globals['_EXTENDMANYREQUEST']._serialized_start=762
-  _globals['_EXTENDMANYREQUEST']._serialized_end=819
-  _globals['_EXTENDRESULT']._serialized_start=821
-  _globals['_EXTENDRESULT']._serialized_end=869
-  _globals['_EXTENDMANYRESPONSE']._serialized_start=871
-  _globals['_EXTENDMANYRESPONSE']._serialized_end=930
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=932
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=982
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=984
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=1041
-  _globals['_DELIVERY']._serialized_start=1044
-  _globals['_DELIVERY']._serialized_end=1337
-  _globals['_DELIVERY_HEADERSENTRY']._serialized_start=1291
-  _globals['_DELIVERY_HEADERSENTRY']._serialized_end=1337
-  _globals['_DESCRIBESUBSCRIPTIONSREQUEST']._serialized_start=1339
-  _globals['_DESCRIBESUBSCRIPTIONSREQUEST']._serialized_end=1391
-  _globals['_DESCRIBESUBSCRIPTIONSRESPONSE']._serialized_start=1393
-  _globals['_DESCRIBESUBSCRIPTIONSRESPONSE']._serialized_end=1512
-  _globals['_BROKERADDRESS']._serialized_start=1514
-  _globals['_BROKERADDRESS']._serialized_end=1608
-  _globals['_SUBSCRIPTIONINFO']._serialized_start=1611
-  _globals['_SUBSCRIPTIONINFO']._serialized_end=1760
-  _globals['_REPORTFORGEDCOPIESREQUEST']._serialized_start=1762
-  _globals['_REPORTFORGEDCOPIESREQUEST']._serialized_end=1839
-  _globals['_REPORTFORGEDCOPIESRESPONSE']._serialized_start=1841
-  _globals['_REPORTFORGEDCOPIESRESPONSE']._serialized_end=1869
-  _globals['_CONSUMPTIONSERVICE']._serialized_start=1872
-  _globals['_CONSUMPTIONSERVICE']._serialized_end=2505
+  _globals['_NACKREQUEST']._serialized_end=493
+  _globals['_NACKRESPONSE']._serialized_start=495
+  _globals['_NACKRESPONSE']._serialized_end=509
+  _globals['_NACKMANYREQUEST']._serialized_start=511
+  _globals['_NACKMANYREQUEST']._serialized_end=564
+  _globals['_NACKRESULT']._serialized_start=566
+  _globals['_NACKRESULT']._serialized_end=612
+  _globals['_NACKMANYRESPONSE']._serialized_start=614
+  _globals['_NACKMANYRESPONSE']._serialized_end=669
+  _globals['_EXTENDREQUEST']._serialized_start=671
+  _globals['_EXTENDREQUEST']._serialized_end=755
+  _globals['_EXTENDRESPONSE']._serialized_start=757
+  _globals['_EXTENDRESPONSE']._serialized_end=773
+  _globals['_EXTENDMANYREQUEST']._serialized_start=775
+  _globals['_EXTENDMANYREQUEST']._serialized_end=832
+  _globals['_EXTENDRESULT']._serialized_start=834
+  _globals['_EXTENDRESULT']._serialized_end=882
+  _globals['_EXTENDMANYRESPONSE']._serialized_start=884
+  _globals['_EXTENDMANYRESPONSE']._serialized_end=943
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=945
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=995
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=997
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=1054
+  _globals['_DELIVERY']._serialized_start=1057
+  _globals['_DELIVERY']._serialized_end=1350
+  _globals['_DELIVERY_HEADERSENTRY']._serialized_start=1304
+  _globals['_DELIVERY_HEADERSENTRY']._serialized_end=1350
+  _globals['_DESCRIBESUBSCRIPTIONSREQUEST']._serialized_start=1352
+  _globals['_DESCRIBESUBSCRIPTIONSREQUEST']._serialized_end=1404
+  _globals['_DESCRIBESUBSCRIPTIONSRESPONSE']._serialized_start=1406
+  _globals['_DESCRIBESUBSCRIPTIONSRESPONSE']._serialized_end=1525
+  _globals['_BROKERADDRESS']._serialized_start=1527
+  _globals['_BROKERADDRESS']._serialized_end=1621
+  _globals['_SUBSCRIPTIONINFO']._serialized_start=1624
+  _globals['_SUBSCRIPTIONINFO']._serialized_end=1773
+  _globals['_REPORTFORGEDCOPIESREQUEST']._serialized_start=1775
+  _globals['_REPORTFORGEDCOPIESREQUEST']._serialized_end=1852
+  _globals['_REPORTFORGEDCOPIESRESPONSE']._serialized_start=1854
+  _globals['_REPORTFORGEDCOPIESRESPONSE']._serialized_end=1882
+  _globals['_CONSUMPTIONSERVICE']._serialized_start=1885
+  _globals['_CONSUMPTIONSERVICE']._serialized_end=2518
 # @@protoc_insertion_point(module_scope)

@@ -38,7 +38,7 @@ class AckManyResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AckResult, _Mapping]]] = ...) -> None: ...
 
 class NackRequest(_message.Message):
-    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs", "missing_signature", "not_begun")
+    __slots__ = ("message_id", "attempt", "error", "reject", "retry_after_ms", "handler_hangs", "missing_signature", "not_begun", "run")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class NackRequest(_message.Message):
     HANDLER_HANGS_FIELD_NUMBER: _ClassVar[int]
     MISSING_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     NOT_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     attempt: int
     error: str
@@ -55,7 +56,8 @@ class NackRequest(_message.Message):
     handler_hangs: bool
     missing_signature: bool
     not_begun: bool
-    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ..., missing_signature: bool = ..., not_begun: bool = ...) -> None: ...
+    run: int
+    def __init__(self, message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., reject: bool = ..., retry_after_ms: _Optional[int] = ..., handler_hangs: bool = ..., missing_signature: bool = ..., not_begun: bool = ..., run: _Optional[int] = ...) -> None: ...
 
 class NackResponse(_message.Message):
     __slots__ = ()

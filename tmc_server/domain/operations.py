@@ -154,7 +154,7 @@ class Ack(Consume, frozen=True, eq=False, kw_only=True):
 class Nack(Consume, frozen=True, eq=False, kw_only=True):
     """The handler failed, or with retry_after_ms it postpones the message, which does not count.
 
-    hangs: the handler ran longer than its consumer allows; the owner is alerted.
+    hangs: the handler ran longer than its consumer allows; the owner is alerted.  run: NO_RUN: not said.
     """
 
     attempt: Attempt
@@ -163,6 +163,7 @@ class Nack(Consume, frozen=True, eq=False, kw_only=True):
     reject: bool = False
     retry_after_ms: int | None = None
     hangs: bool = False
+    run: RunNumber = NO_RUN
 
 
 class Extend(Consume, frozen=True, eq=False, kw_only=True):
@@ -174,10 +175,14 @@ class Extend(Consume, frozen=True, eq=False, kw_only=True):
 
 
 class GiveBack(Consume, frozen=True, eq=False, kw_only=True):
-    """No handler began the copy: it never reached a consumer, or that consumer stops."""
+    """No handler began the copy: it never reached a consumer, or that consumer stops.
+
+    tried_ms: of the copy handed over at this time alone; None: of any of the attempt.
+    """
 
     attempt: Attempt
     after_ms: int
+    tried_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

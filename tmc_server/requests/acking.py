@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tmc_server.domain.catalog import Subscription
 from tmc_server.domain.ids import MessageId
-from tmc_server.domain.numbers import NO_ATTEMPT, Attempt, RunNumber, SubscriptionNumber
+from tmc_server.domain.numbers import NO_ATTEMPT, NO_RUN, Attempt, RunNumber, SubscriptionNumber
 from tmc_server.domain.operations import Ack, Answer, Done, Extend, GiveBack, Nack
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.work import Performer
@@ -54,11 +54,13 @@ class Acking:
         reject: bool,
         retry_after_ms: int | None,
         hangs: bool = False,
+        run: RunNumber = NO_RUN,
     ) -> Item:
         target, subscription = self._target(caller, message_id)
         validation.between(attempt, "attempt", 1, 2**31 - 1)
         if retry_after_ms is not None:
             validation.between(retry_after_ms, "retry_after_ms", 0, DAY_MS)
+        validation.between(run, "run", 0, 2**63 - 1)
         error = error[: validation.ERROR_CHARACTERS]
         return Nack(
             shard=target.shard,
@@ -71,6 +73,7 @@ class Acking:
             reject=reject,
             retry_after_ms=retry_after_ms,
             hangs=hangs,
+            run=run,
         )
 
     def give_back(self, caller: Caller, message_id: str, attempt: Attempt) -> Item:

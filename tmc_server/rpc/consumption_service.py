@@ -64,6 +64,7 @@ class ConsumptionServicer:
                 request.reject,
                 request.retry_after_ms if request.HasField("retry_after_ms") else None,
                 request.handler_hangs,
+                RunNumber(request.run),
             )
 
         return make

@@ -270,9 +270,12 @@ def _decide(operation: Consume, row: Row, tried_ms: int, now: int, budget: Budge
                 budget,
                 retry_after_ms=operation.retry_after_ms,
                 reject=operation.reject,
+                run=operation.run,
             )
         case Extend():
             return consumption.decide_extend(row, operation.attempt, operation.extend_ms, now, operation.run)
+        case GiveBack() if operation.tried_ms not in (None, tried_ms):
+            return None  # a repetition of the commit handed over a copy of its own
         case GiveBack():
             return consumption.decide_give_back(row, operation.attempt, operation.after_ms, now)
         case Reactivate():

@@ -276,7 +276,9 @@ type NackRequest struct {
 	MissingSignature bool `protobuf:"varint,7,opt,name=missing_signature,json=missingSignature,proto3" json:"missing_signature,omitempty"`
 	// No handler was begun for this copy, for example because the consumer stops: it is delivered again at once and uses
 	// up no retry, unless another run of the attempt has begun. The other fields but id and attempt are ignored.
-	NotBegun      bool `protobuf:"varint,8,opt,name=not_begun,json=notBegun,proto3" json:"not_begun,omitempty"`
+	NotBegun bool `protobuf:"varint,8,opt,name=not_begun,json=notBegun,proto3" json:"not_begun,omitempty"`
+	// The run that ends, as ExtendRequest.run; 0: not said. The nack has no effect if another run of the attempt has begun.
+	Run           int64 `protobuf:"varint,9,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -366,6 +368,13 @@ func (x *NackRequest) GetNotBegun() bool {
 		return x.NotBegun
 	}
 	return false
+}
+
+func (x *NackRequest) GetRun() int64 {
+	if x != nil {
+		return x.Run
+	}
+	return 0
 }
 
 // The nack is stored.
@@ -1429,7 +1438,7 @@ const file_tmc_v1_consumption_proto_rawDesc = "" +
 	"\tAckResult\x12'\n" +
 	"\x05error\x18\x01 \x01(\v2\x11.tmc.v1.ItemErrorR\x05error\">\n" +
 	"\x0fAckManyResponse\x12+\n" +
-	"\aresults\x18\x01 \x03(\v2\x11.tmc.v1.AckResultR\aresults\"\xa5\x02\n" +
+	"\aresults\x18\x01 \x03(\v2\x11.tmc.v1.AckResultR\aresults\"\xb7\x02\n" +
 	"\vNackRequest\x12\x1d\n" +
 	"\n" +
 	"message_id\x18\x01 \x01(\tR\tmessageId\x12\x18\n" +
@@ -1439,7 +1448,8 @@ const file_tmc_v1_consumption_proto_rawDesc = "" +
 	"\x0eretry_after_ms\x18\x05 \x01(\x03H\x00R\fretryAfterMs\x88\x01\x01\x12#\n" +
 	"\rhandler_hangs\x18\x06 \x01(\bR\fhandlerHangs\x12/\n" +
 	"\x11missing_signature\x18\a \x01(\bB\x02\x18\x01R\x10missingSignature\x12\x1b\n" +
-	"\tnot_begun\x18\b \x01(\bR\bnotBegunB\x11\n" +
+	"\tnot_begun\x18\b \x01(\bR\bnotBegun\x12\x10\n" +
+	"\x03run\x18\t \x01(\x03R\x03runB\x11\n" +
 	"\x0f_retry_after_ms\"\x0e\n" +
 	"\fNackResponse\"<\n" +
 	"\x0fNackManyRequest\x12)\n" +

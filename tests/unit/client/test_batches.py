@@ -175,6 +175,30 @@ def test_a_batch_that_hangs_is_given_up_as_one(bench: HandlerBench) -> None:
     eventually(lambda: _numbers(bench, "AckMany") == [1, 2, 3, 4])
 
 
+def test_what_a_half_has_handled_is_answered_at_once_and_each_call_has_its_own_time(bench: HandlerBench) -> None:
+    """A dependency that never answers: each call fails after 0.9 s of the second that it may take."""
+    entered, gate = threading.Event(), threading.Event()
+
+    def handle(numbers: list[int]) -> None:
+        bench.clock.now += 0.9
+        bench.handling.give_up_overdue()
+        if numbers == [3]:
+            entered.set()
+            gate.wait(60)
+        elif 4 in numbers:
+            raise OSError("nobody there")
+
+    bench.start(handle, batch=_size(4), max_handling=timedelta(seconds=1))
+    for number in range(1, 5):
+        bench.arrive(_body(number))
+    assert entered.wait(30)
+    assert _numbers(bench, "AckMany") == [1, 2]
+    gate.set()
+    eventually(lambda: len(bench.center.answers()) == 4)
+    assert (_numbers(bench, "AckMany"), _numbers(bench, "NackMany")) == ([1, 2, 3], [4])
+    assert not any(request.handler_hangs for name, request in bench.center.sent if name == "NackMany")
+
+
 def test_an_asyncio_batch_has_one_session(bench: HandlerBench, tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/consumer.db", poolclass=sa.NullPool)
     asyncio.run(aio.create_tables(engine))

@@ -327,6 +327,8 @@ def test_a_consumer_that_stops_while_it_asks_takes_back_what_the_center_may_have
         True,
         0,
     )
+    (asked,) = [request for name, request in bench.center.sent if name == "ExtendMany"]
+    assert answer.run == asked.run != 0, "another run that has begun meanwhile goes on"
 
 
 def test_a_lost_connection_tells_the_center_at_once_whose_handlers_run(benches: Callable[..., HandlerBench]) -> None:
@@ -410,6 +412,52 @@ def test_what_no_handler_began_is_given_back_at_the_stop(benches: Callable[..., 
     assert given_back == ["1-1-0-2", "1-1-0-3", "1-1-0-4"]
     assert [request.message_id for name, request in bench.center.sent if name == "AckMany"] == ["1-1-0-1"]
     assert entered == [1]
+
+
+@pytest.mark.parametrize("error", [ValueError("half of \ud83d"), tmc.Reject("half of \ud83d")])
+def test_an_error_that_is_no_text_is_answered(benches: Callable[..., HandlerBench], error: Exception) -> None:
+    bench = benches()
+
+    def handle(_body: Any) -> None:
+        raise error
+
+    bench.start(handle)
+    receipt = bench.arrive(a_message())
+    eventually(lambda: receipt.seen == ["handled", "answered"])
+    assert bench.center.sent[-1][1].error.endswith("half of ?")
+
+
+def test_later_without_a_duration_is_a_mistake_of_its_handler(benches: Callable[..., HandlerBench]) -> None:
+    bench = benches()
+
+    def handle(_body: Any) -> None:
+        raise tmc.Later(60)  # type: ignore[arg-type]
+
+    bench.start(handle)
+    receipt = bench.arrive(a_message())
+    eventually(lambda: receipt.seen == ["handled", "answered"])
+    answer = bench.center.sent[-1][1]
+    assert answer.error == "TypeError: Later(after) is a timedelta, such as timedelta(seconds=60), not 60."
+    assert not answer.HasField("retry_after_ms")
+
+
+def test_an_answer_that_cannot_be_sent_costs_no_thread(
+    benches: Callable[..., HandlerBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, seen = benches(concurrency=1), list[int]()
+    send = bench.center.send
+
+    def fail_once(*given: Any) -> Any:
+        monkeypatch.setattr(bench.center, "send", send)
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(bench.center, "send", fail_once)
+    bench.start(lambda _body: seen.append(1))
+    first = bench.arrive(a_message(1))
+    eventually(lambda: first.seen == ["handled", "answered"])
+    second = bench.arrive(a_message(2))
+    eventually(lambda: second.seen == ["handled", "answered"])
+    assert (seen, bench.center.answers()) == ([1, 1], [("AckMany", 1)])
 
 
 # -- inboxes that are down -----------------------------------------------------------------------------------------------
