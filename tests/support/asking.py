@@ -10,6 +10,7 @@ from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget, Ques
 COMMIT, ROLLBACK = CheckAnswer(Verdict.COMMIT), CheckAnswer(Verdict.ROLLBACK)
 UNKNOWN = CheckAnswer.unknown(CheckReason.ANSWERED)
 AWAY = CheckAnswer.unknown(CheckReason.UNREACHABLE, "connection refused")
+KILLED = CheckAnswer.unknown(CheckReason.FAILED, "no answer")
 HANGS = CheckAnswer.unknown(CheckReason.TIMED_OUT)
 
 

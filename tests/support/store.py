@@ -228,8 +228,8 @@ class StoreUnderTest:
     def extend_of(self, number: int, attempt: int, extend_ms: int = 60_000, run: int = 0) -> Extend:
         return Extend(**self._delivery(number), attempt=attempt, extend_ms=extend_ms, run=RunNumber(run))
 
-    def give_back_of(self, number: int, attempt: int, after_ms: int = 0) -> GiveBack:
-        return GiveBack(**self._delivery(number), attempt=attempt, after_ms=after_ms)
+    def give_back_of(self, number: int, attempt: int, after_ms: int = 0, tried_ms: int | None = None) -> GiveBack:
+        return GiveBack(**self._delivery(number), attempt=attempt, after_ms=after_ms, tried_ms=tried_ms)
 
     def reactivate_of(self, number: int) -> Reactivate:
         return Reactivate(**self._delivery(number), actor="operator", reason="test")
@@ -390,11 +390,11 @@ class StoreUnderTest:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def row(self, number: int) -> Any:
-        """The consumption of `coupons`."""
+    def row(self, number: int, subscription: int = 0) -> Any:
+        """The consumption of a subscription; 0: of `coupons`."""
         table = shard_tables(self.shard).consumption
         query = sa.select(table).where(
-            table.c.message_id == number, table.c.subscription_no == self.subscription.number
+            table.c.message_id == number, table.c.subscription_no == (subscription or self.subscription.number)
         )
         with self.database.reading() as connection:
             return connection.execute(query).one_or_none()

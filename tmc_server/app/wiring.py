@@ -314,7 +314,7 @@ def _writers(store: OpenStore, outlets: Outlets, traffic: Traffic) -> dict[Datab
             store.watch,
             outlets.outlet,
             store.nodes.incarnation,
-            take_back=outlets.answers.give_back,
+            take_back=lambda copies, now: outlets.answers.give_back(copies, tried_ms=now),
             traffic=traffic,
         )
         for database in store.shards.databases

@@ -39,8 +39,11 @@ class CopyAnswers:
         """Return the messages whose copies have an outcome that is not stored yet: no second copy may be made meanwhile."""
         return frozenset(self._unstored.get(subscription, ()))
 
-    def give_back(self, copies: Sequence[Copy], after_ms: int = 0) -> None:
-        """The copies were not delivered: make them due again after `after_ms`, without counting the attempt."""
+    def give_back(self, copies: Sequence[Copy], after_ms: int = 0, tried_ms: int | None = None) -> None:
+        """The copies were not delivered: make them due again after `after_ms`, without counting the attempt.
+
+        tried_ms: see `GiveBack`.
+        """
         self._start(
             [
                 GiveBack(
@@ -50,6 +53,7 @@ class CopyAnswers:
                     subscription=copy.subscription,
                     attempt=copy.attempt,
                     after_ms=after_ms,
+                    tried_ms=tried_ms,
                 )
                 for copy in copies
             ]

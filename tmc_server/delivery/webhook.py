@@ -40,7 +40,7 @@ from tmc_server.delivery.window import ALERT_AFTER, Destination, Window
 from tmc_server.domain.catalog import WEBHOOK, WEBHOOK_BATCH, Catalog, DeliveryKeys, Forward
 from tmc_server.domain.consumption import QueueLook
 from tmc_server.domain.egress import Egress
-from tmc_server.domain.numbers import SubscriptionNumber
+from tmc_server.domain.numbers import Attempt, MessageNumber, Shard, SubscriptionNumber
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.checks import Endpoint
 from tmc_server.domain.ports.delivery import Copy, ForwardAnswers
@@ -92,7 +92,8 @@ _Outcome = _Taken | _Failed | _Away
 class _Line:
     """Copies that wait for one destination. Changed on the loop only.
 
-    bytes: of bodies, waiting or being posted.  resolved: a target, where it leads, since when.
+    open, bytes: copies that wait or are being posted, and the bytes of their bodies.
+    resolved: a target, where it leads, since when.
     looking: the look-up that is under way, and of which target.
     singly: how many are posted one by one, because a batch may have killed its handler.
     """
@@ -101,6 +102,7 @@ class _Line:
     destination: Destination
     waiting: deque[Copy] = field(default_factory=deque)
     bytes: int = 0
+    open: set[tuple[Shard, MessageNumber, Attempt]] = field(default_factory=set)
     workers: int = 0
     resolved: tuple[str, Sequence[Endpoint], float] = ("", (), 0.0)
     looking: tuple[str, asyncio.Future[Sequence[Endpoint]]] | None = None
@@ -229,6 +231,7 @@ class WebhookForwarder:
         for copy in copies:
             line = self._line(copy.subscription)
             line.waiting.append(copy)
+            line.open.add(_name(copy))
             line.bytes += len(copy.body)
             if line.workers < _REQUESTS[self._forward(line).kind]:
                 line.workers += 1
@@ -347,7 +350,8 @@ class WebhookForwarder:
                 self._answers.complain(line.subscription, f"webhook: {outcome.why}")
 
     def _unsettled(self, line: _Line, copies: Sequence[Copy]) -> Sequence[Copy]:
-        return [copy for copy in copies if (copy.shard, copy.number) in line.destination.unconfirmed]
+        """Return those that are not answered; others of the same messages may have come meanwhile."""
+        return [copy for copy in copies if _name(copy) in line.open]
 
     def _give_back(self, line: _Line, copies: Sequence[Copy], after_s: float) -> None:
         if copies:
@@ -357,6 +361,7 @@ class WebhookForwarder:
 
     def _forget(self, line: _Line, copies: Sequence[Copy]) -> None:
         """Let go of copies that are answered: until the answer is stored, `answers` knows them."""
+        line.open.difference_update(map(_name, copies))
         line.destination.unconfirmed.difference_update([(copy.shard, copy.number) for copy in copies])
         size = sum(len(copy.body) for copy in copies)
         line.bytes -= size
@@ -367,6 +372,10 @@ class WebhookForwarder:
 def _said(exc: Exception) -> str:
     instead = spoken_instead(f"{exc}")
     return f"it speaks {instead}" if instead else f"{exc}" or "no answer in time"
+
+
+def _name(copy: Copy) -> tuple[Shard, MessageNumber, Attempt]:
+    return copy.shard, copy.number, copy.attempt
 
 
 def _next(waiting: deque[Copy], most: int) -> list[Copy]:

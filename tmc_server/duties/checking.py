@@ -37,6 +37,7 @@ _PAGE_SPARE_S = 1.0
 _LOOK_AGAIN_S = 2.0
 _CLAIM_SPARE_MS = 2_000
 _BEHIND_OTHERS_MS = 100  # what was not in a failed page is asked about first when the service's rest is over
+_PERHAPS_KILLED = {CheckReason.FAILED, CheckReason.UNREACHABLE}  # by a question of the page
 _CROWDED_HOLD_MS = 15_000  # out of the others' way, and not written every second
 _UNSEEN: tuple[float, list[Service]] = (0.0, [])
 
@@ -229,6 +230,8 @@ class Checking:
         with self._lock:
             if any(answer.service_responded for answer in answers):
                 self._pacing.answered(page.service, page.pending[0].producer_tag, self._longest_page(page.target), now)
+                if all(answer.reason in _PERHAPS_KILLED for answer in answers):
+                    self._pacing.shorten(page.service)
                 return 0
             timed_out = answers[0].reason is CheckReason.TIMED_OUT
             self._pacing.failed(page.service, now, timed_out=timed_out, asked=asked)

@@ -24,7 +24,7 @@ from tmc_server.store.transaction import Hook, Transaction, no_hook
 
 Kind = TypeVar("Kind", bound=Operation)
 Result = TypeVar("Result")
-TakeBack = Callable[[Sequence[Copy]], None]
+TakeBack = Callable[[Sequence[Copy], int], None]
 
 
 class ShardWriter:
@@ -32,7 +32,8 @@ class ShardWriter:
 
     incarnation: the number of this server run; None while its heartbeat is over.
     traffic: counts what is submitted and acked.
-    take_back: called from any thread with copies whose attempts may have been committed although they were never handed over.
+    take_back: called from any thread with copies whose attempts may have been committed although they were never handed over,
+    and the time of their transaction.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ShardWriter:
         outlet: Outlet,
         incarnation: Callable[[], int | None],
         hook: Hook = no_hook,
-        take_back: TakeBack = lambda _copies: None,
+        take_back: TakeBack = lambda _copies, _now: None,
         traffic: Traffic | None = None,
     ) -> None:
         self.database = database
@@ -83,7 +84,7 @@ class ShardWriter:
                 uncertain = open_tx.copies if is_uncertain else []
                 open_tx.release()
                 if uncertain:
-                    self._take_back(uncertain)
+                    self._take_back(uncertain, open_tx.now)
             if is_uncertain and not isinstance(exc, StoreUnavailable):
                 # Whatever the database says: repeated, the operations find their own work.
                 raise StoreUnavailable from exc

@@ -72,27 +72,34 @@ class SqlDueWork:
         lease = self._leases.held().get(shard)
         if lease is None:
             return None
-        subscriptions = [each.number for each in self._catalog.current.subscriptions_on.get(shard, ())]
-        if not (subscriptions and gone):
-            return 0
-        return repeated(partial(self._rescue_page, shard, subscriptions, gone, lease.guard))
+        subscriptions = self._catalog.current.subscriptions_on.get(shard, ())
+        posted = [each.number for each in subscriptions if each.forward is not None and each.forward.is_webhook]
+        queued = [each.number for each in subscriptions if each.number not in posted]
+        anything = dict.fromkeys(gone, 0)  # what was to be posted waited in the memory of the server
+        places = [(numbers, since) for numbers, since in ((queued, gone), (posted, anything)) if numbers and gone]
+        return repeated(partial(self._rescue_page, shard, places, lease.guard)) if places else 0
 
     def _rescue_page(
-        self, shard: Shard, subscriptions: Sequence[int], gone: Mapping[int, int], guard: Mapping[str, int]
+        self, shard: Shard, places: Sequence[tuple[Sequence[int], Mapping[int, int]]], guard: Mapping[str, int]
     ) -> int:
-        """Read without locks, then change by primary key: a range over the due index would deadlock against acks."""
+        """Read without locks, then change by primary key: a range over the due index would deadlock against acks.
+
+        places: subscriptions, and by run since when what it handed over to these is uncertain.
+        """
         sql, database = statements_of(shard), self._writer.database
         with database.transaction() as connection:
-            found: dict[tuple[SubscriptionNumber, int], list[int]] = {}
-            for row in connection.execute(sql.handed_over(subscriptions, gone, _RESCUE_PAGE)):
-                found.setdefault((row.subscription_no, row.incarnation), []).append(row.message_id)
+            found: dict[tuple[SubscriptionNumber, int, int], list[int]] = {}
+            for subscriptions, gone in places:
+                for row in connection.execute(sql.handed_over(subscriptions, gone, _RESCUE_PAGE)):
+                    part = (row.subscription_no, row.incarnation, gone[row.incarnation])
+                    found.setdefault(part, []).append(row.message_id)
             return sum(
                 self._rescue_from(
                     connection,
                     shard,
-                    {"subscription": subscription, "gone": run, "since": gone[run], "ids": sorted(ids), **guard},
+                    {"subscription": subscription, "gone": run, "since": since, "ids": sorted(ids), **guard},
                 )
-                for (subscription, run), ids in sorted(found.items())[:_RESCUE_PARTS]
+                for (subscription, run, since), ids in sorted(found.items())[:_RESCUE_PARTS]
             )
 
     def _rescue_from(self, connection: sa.Connection, shard: Shard, which: Mapping[str, Any]) -> int:

@@ -39,6 +39,7 @@ _TRY_AGAIN_S = 5.0
 _CLOSE_S = 5.0
 _CONTENT_TYPE = "content-type"
 _EXISTS = KafkaError.TOPIC_ALREADY_EXISTS
+_UNKNOWN = -1  # offset
 _Partition = tuple[str, int]
 
 
@@ -54,8 +55,8 @@ class _Reading:
     intake: Intake
     work: Future[None]
     open: dict[int, None] = field(default_factory=dict)
-    next: int = -1
-    committed: int = -1
+    next: int = _UNKNOWN
+    committed: int = _UNKNOWN
     full_since: float | None = None
     is_paused: bool = False
 
@@ -142,6 +143,7 @@ class KafkaReader:
                 **self._settings,
                 "group.id": _GROUP,
                 "enable.auto.commit": False,
+                "on_commit": self._committed,
                 "auto.offset.reset": "earliest",
                 "partition.assignment.strategy": "roundrobin",
                 "session.timeout.ms": 10_000,  # as long as a killed server keeps its partitions from the others
@@ -301,7 +303,12 @@ class KafkaReader:
             self._produce(producer, _Outgoing(outgoing.reading, outgoing.settled, is_buried=True))
 
     def _commit(self, consumer: Any, readings: Iterable[_Reading], at_once: bool = False) -> None:
-        due = [(reading, reading.position) for reading in readings if reading.position > reading.committed]
+        # At the end also what was sent for a commit already: nobody would hear that it did not arrive.
+        due = [
+            (reading, reading.position)
+            for reading in readings
+            if reading.position > (_UNKNOWN if at_once else reading.committed)
+        ]
         if not due:
             return
         try:
@@ -311,6 +318,14 @@ class KafkaReader:
             return
         for reading, position in due:
             reading.committed = position
+
+    def _committed(self, error: Any, partitions: Sequence[Any]) -> None:
+        """Commit again what Kafka did not take."""
+        for each in partitions:
+            reading = self._readings.get((each.topic, each.partition))
+            if reading is not None and (error or each.error):
+                log.debug("submission_cut", "offsets are not committed: %s", error or each.error)
+                reading.committed = _UNKNOWN
 
     def _revoked(self, consumer: Any, partitions: Sequence[Any]) -> None:
         self._leave(consumer, self._of(partitions))

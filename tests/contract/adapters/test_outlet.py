@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
+from msgspec import structs
 
 from tests.support.outlet import ProgressInMemory, RecordedAnswers, SomeCatalog, a_copy
-from tests.support.receiver import receiver
+from tests.support.receiver import Posted, Reply, receiver
 from tests.support.store import RecordingOutlet
 from tmc_server.delivery.kafka import KafkaForwarder
 from tmc_server.delivery.rabbitmq import RabbitOutlet
@@ -153,8 +154,8 @@ class TestWebhook(_WithAnswers):
     @contextmanager
     def opened(self) -> Iterator[Outlet]:
         self.answers = RecordedAnswers()
-        with receiver() as shop:
-            catalog = SomeCatalog("consumer", 0, [Forward(self.kind, shop.url, "")])
+        with receiver() as self.shop:
+            catalog = SomeCatalog("consumer", 0, [Forward(self.kind, self.shop.url, "")])
             allow = Egress(["127.0.0.0/8:*"])
             made = WebhookForwarder(catalog, self.answers, lambda: None, allow, client_tls(None))
             made.start()
@@ -164,6 +165,29 @@ class TestWebhook(_WithAnswers):
 
 class TestWebhookBatches(TestWebhook):
     kind = WEBHOOK_BATCH
+
+    def test_a_copy_that_was_refused_is_not_given_back_although_the_next_one_of_it_is_here(
+        self, outlet: Outlet
+    ) -> None:
+        """The batch fails, so each is posted alone. The first fails, and comes again before the others are through."""
+        first, second, third = (a_copy(self.subscription) for _ in range(outlet.reserve(self.subscription, 3)))
+
+        def answer(posted: Posted) -> Reply:
+            if posted.events[0]["tmcattempt"] != first.attempt:
+                return Reply(503)
+            if not self.answers.refused:
+                return Reply(500)
+            assert outlet.reserve(self.subscription, 1) == 1
+            outlet.deliver([structs.replace(first, attempt=first.attempt + 1)])
+            return Reply(503)
+
+        self.shop.answer = answer
+        outlet.deliver([first, second, third])
+        eventually(lambda: len(self.ended()) == 4)
+        assert [copy for copy, _ in self.answers.refused] == [first]
+        given_back = [(copy.number, copy.attempt) for copy, _ in self.answers.given_back]
+        again = (first.number, first.attempt + 1)
+        assert sorted(given_back) == sorted([(second.number, 1), (third.number, 1), again])
 
 
 @pytest.mark.services

@@ -19,7 +19,7 @@ import pytest
 import tmc_client as tmc
 from tests.support.handlers import HandlerBench
 from tests.support.messages import a_message
-from tests.support.store import POLICY, StoreUnderTest
+from tests.support.store import DONE, POLICY, StoreUnderTest
 from tmc_client.consuming.inbox import Effects
 from tmc_client.consuming.turns import BatchSize
 from tmc_server.domain.consumption import ConsumptionState as C
@@ -245,6 +245,16 @@ def it_is_given_back_while_a_handler_runs(store: StoreUnderTest, consumer: Consu
     assert store.row(consumer.number) == before
 
 
+def a_consumer_that_stops_leaves_it_to_the_run_that_has_begun(store: StoreUnderTest, consumer: Consumer) -> None:
+    attempt = store.row(consumer.number).attempt
+    store.perform(store.extend_of(consumer.number, attempt, 60_000, run=1))
+    before = store.row(consumer.number)
+    (refusal,) = store.perform(store.nack_of(consumer.number, attempt, retry_after_ms=0, run=2))
+    assert isinstance(refusal, AttemptStale)
+    assert store.row(consumer.number) == before
+    assert store.perform(store.nack_of(consumer.number, attempt, retry_after_ms=0, run=1)) == [DONE]
+
+
 def _twenty_hours_of(store: StoreUnderTest, number: int, look: QueueLook) -> int:
     """Redeliver every hour while the queue looks like this. Returns: how many copies there were."""
     store.outlet.looks_like = look
@@ -368,6 +378,12 @@ CAUSES = (
     ),  # returned, nacked, cut off
     Cause(happens=the_outlet_gives_it_back, delivery="forward", state=C.SCHEDULED, counts=False),  # its broker is down
     Cause(happens=it_is_given_back_while_a_handler_runs, delivery="rabbitmq", state=C.SCHEDULED, counts=True),
+    Cause(
+        happens=a_consumer_that_stops_leaves_it_to_the_run_that_has_begun,
+        delivery="rabbitmq",
+        state=C.SCHEDULED,
+        counts=False,
+    ),
     Cause(
         happens=the_copy_vanishes, delivery="rabbitmq", state=C.SCHEDULED, counts=False
     ),  # purge, TTL, drop-head, its limit

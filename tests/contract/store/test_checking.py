@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.asking import AWAY, COMMIT, HANGS, ROLLBACK, UNKNOWN, ScriptedAsking
+from tests.support.asking import AWAY, COMMIT, HANGS, KILLED, ROLLBACK, UNKNOWN, ScriptedAsking
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.checks import CheckAnswer, CheckReason, CheckTarget
 from tmc_server.domain.message import MessageState
@@ -277,19 +277,22 @@ class TestOneDoesNotHoldUpTheOthers:
         assert store.state_of(last) is COMMITTED
         assert asking.tags.count("away") == 1  # and the others of the same service moved on unasked
 
-    def test_a_message_on_which_the_endpoint_hangs_is_left_behind(self, store: StoreUnderTest) -> None:
+    @pytest.mark.parametrize("outcome", [HANGS, KILLED, AWAY], ids=["hangs", "dies", "dies in a call of gRPC"])
+    def test_a_message_on_which_the_endpoint_hangs_or_dies_is_left_behind(
+        self, store: StoreUnderTest, outcome: CheckAnswer
+    ) -> None:
         store.set_checks(RetryPolicy(), CheckTarget(name="", kind="grpc", batch=64))
         numbers = [store.prepared(key=f"k{number}").number for number in range(64)]
 
         class Hanging(ScriptedAsking):
             def ask(self, target, app, tag, questions, seconds):
-                self.usual = HANGS if any(question.key == "k13" for question in questions) else COMMIT
+                self.usual = outcome if any(question.key == "k13" for question in questions) else COMMIT
                 return super().ask(target, app, tag, questions, seconds)
 
         asking = Hanging()
         duty = store.checking(asking)
         for _ in range(1200):
-            store.clock.advance(0.5)
+            store.clock.advance(1.0)
             duty.run_once()
         states = [store.state_of(number) for number in numbers]
         assert states.count(COMMITTED) == 63

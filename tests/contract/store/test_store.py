@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.store import DONE, INCARNATION, POLICY, StoreUnderTest
-from tmc_server.domain.catalog import NewApp
+from tmc_server.domain.catalog import WEBHOOK, Forward, NewApp
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.message import MessageState
 from tmc_server.domain.numbers import ANSWERED
@@ -417,6 +417,26 @@ class TestDelivering:
         late = store.submitted(room=1)
         assert store.due.rescue(store.shard, {INCARNATION: store.clock()}) == 1
         assert (store.row(early).tried, store.row(late).tried) == (1, 0)
+
+    def test_what_was_to_be_posted_waited_in_the_memory_of_its_server(self, store: StoreUnderTest) -> None:
+        hook = Forward(kind=WEBHOOK, target="http://shop.test/paid", key="")
+        wanted = NewSubscription(topic="order.paid", app="coupons", tag="hook", policy=POLICY, forward=hook)
+        posted = store.catalog_store.register_subscription("test", wanted).number
+        store.watch.run_once()
+        number = store.submitted(room=2)
+        store.clock.advance(5)
+        assert store.due.rescue(store.shard, {INCARNATION: store.clock()}) == 1
+        assert (store.row(number).tried, store.row(number, posted).tried) == (1, 0)
+
+    def test_a_copy_that_an_uncertain_commit_counted_is_taken_back_and_no_other_of_its_attempt(
+        self, store: StoreUnderTest
+    ) -> None:
+        number, at = store.submitted(room=1), store.clock()
+        before = store.row(number)
+        assert store.perform(store.give_back_of(number, 1, tried_ms=at - 1)) == [DONE]
+        assert store.row(number) == before
+        store.perform(store.give_back_of(number, 1, tried_ms=at))
+        assert (store.row(number).tried, store.row(number).due_ms) == (0, at)
 
     def test_what_several_runs_left_behind_is_rescued_together(self, store: StoreUnderTest) -> None:
         tried = []

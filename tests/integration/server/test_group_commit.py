@@ -355,7 +355,9 @@ class TestOnServers:
         store.outlet.room = 1
         lost: list[int] = []
         taken_back: list[Any] = []
-        writer = ShardWriter(store.database, store.watch, store.outlet, lambda: 7, take_back=taken_back.extend)
+        writer = ShardWriter(
+            store.database, store.watch, store.outlet, lambda: 7, take_back=lambda *found: taken_back.append(found)
+        )
 
         def lose_once(connection: sa.Connection) -> None:
             if lost:
@@ -383,7 +385,8 @@ class TestOnServers:
             sa.event.remove(store.database.engine, "commit", lose_once)
         assert lost == [1]
         # The try may be in the table although nobody got the copy: it is taken back, by its attempt number.
-        assert [(copy.number, copy.attempt) for copy in taken_back] == [(operation.number, 1)]
+        (((copy,), at),) = taken_back
+        assert (copy.number, copy.attempt) == (operation.number, 1)
         delivered = store.delivered_attempts(operation.number)
         assert delivered == ([] if when == "commit sent" else [1])
         assert store.outlet.reserved == 0
@@ -391,6 +394,9 @@ class TestOnServers:
         assert isinstance(answers[1], Stored)
         assert store.row(operation.number) is not None
         assert len(store.messages_with_key("beside")) == 1
+        store.perform(store.give_back_of(copy.number, copy.attempt, tried_ms=at))
+        tried = store.row(operation.number).tried
+        assert tried == (0 if when == "commit sent" else 1), "the repetition's own copy is on its way"
 
     def test_a_rollback_beside_its_own_prepare_finds_what_that_commits(self, store: StoreUnderTest) -> None:
         """The prepare has looked for tombstones and is about to commit; the rollback cannot see it yet."""
