@@ -1,14 +1,16 @@
-"""What the commands of a server have in common."""
+"""What commands have in common."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tmc_cli import fail
-from tmc_server.config import Config, ConfigError, load
+
+if TYPE_CHECKING:
+    from tmc_server.config import Config
 
 ConfigFile = Annotated[
     str | None, typer.Option("--config", "-c", help="TOML file; TMC_ environment variables take precedence.")
@@ -22,6 +24,8 @@ def command() -> typer.Typer:
 
 def loaded(path: str | None) -> Config:
     """Load the configuration, or end the command. From here on, files of this process are private to its user."""
+    from tmc_server.config import ConfigError, load
+
     os.umask(0o077)
     try:
         return load(path)

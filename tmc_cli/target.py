@@ -32,14 +32,6 @@ class Target:
     def is_tls(self) -> bool:
         return bool(self.authority or self.certificate)
 
-    @property
-    def host(self) -> str:
-        return HostPort.parse(self.address).host
-
-    @property
-    def port(self) -> int:
-        return HostPort.parse(self.address).port
-
     def check(self) -> None:
         """Ends the command when the options do not fit together."""
         try:
@@ -90,10 +82,11 @@ class Target:
 
     def _probe(self) -> str:
         """Connect to find out what is wrong. Returns: one sentence; "" if such a connection works."""
+        place = HostPort.parse(self.address)
         try:
-            connection = socket.create_connection((self.host, self.port), _PROBE_S)
+            connection = socket.create_connection(place, _PROBE_S)
         except socket.gaierror:
-            return f"There is no host {self.host!r}: check the address (TMC_ADDRESS)."
+            return f"There is no host {place.host!r}: check the address (TMC_ADDRESS)."
         except ConnectionRefusedError:
             return f"Nobody listens on {self.address}: is the server running, and is this its address (TMC_ADDRESS)?"
         except OSError as exc:
@@ -128,7 +121,9 @@ class Target:
             return "--authority must be a PEM file of certificates, --key the private key of --certificate."
         context.set_alpn_protocols(["h2"])
         try:
-            with context.wrap_socket(connection, server_hostname=self.server_name or self.host) as wrapped:
+            with context.wrap_socket(
+                connection, server_hostname=self.server_name or HostPort.parse(self.address).host
+            ) as wrapped:
                 # A server speaks first. With TLS 1.3 it looks at our certificate after the handshake, and hangs up.
                 welcome = wrapped.recv(1)
         except ssl.SSLCertVerificationError as exc:
@@ -162,8 +157,7 @@ def first_that_listens(addresses: str) -> str:
     given = [each.strip() for each in addresses.split(",")]
     for address in given if len(given) > 1 else ():
         try:
-            where = HostPort.parse(address)
-            socket.create_connection((where.host, where.port), _PROBE_S).close()
+            socket.create_connection(HostPort.parse(address), _PROBE_S).close()
         except (OSError, ValueError):
             continue
         return address

@@ -104,24 +104,21 @@ class AsyncCenter:
             topic, body, key=key, order_key=order_key, headers=headers, delay=delay, attempt_id=attempt_id
         )
         limit = duration("timeout", timeout or self.blocking.timeout)
-        result: str = (await self._call(sender.PUBLISH, request, limit)).message_id
-        return result
+        return str((await self._call(sender.PUBLISH, request, limit)).message_id)
 
     async def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """Submit a message after the local commit."""
         limit = duration("timeout", timeout or self.blocking.timeout)
         with within(message):
             call = self._call(sender.SUBMIT, submit_request(message), limit)
-            result: str = (await call).message_id
-        return result
+            return str((await call).message_id)
 
     async def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """Discard a message whose local transaction did not commit."""
         limit = duration("timeout", timeout or self.blocking.timeout)
         with within(message):
             call = self._call(sender.ROLLBACK, rollback_request(message), limit)
-            result: str = (await call).message_id
-        return result
+            return str((await call).message_id)
 
     def transaction(
         self,

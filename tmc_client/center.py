@@ -136,20 +136,17 @@ class Center:
             topic, body, key=key, order_key=order_key, headers=headers, delay=delay, attempt_id=attempt_id
         )
         limit = duration("timeout", timeout or self.timeout)
-        result: str = wait(self.producer.publish(request, limit), limit).message_id
-        return result
+        return str(wait(self.producer.publish(request, limit), limit).message_id)
 
     def submit(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """Submit a message after the local commit. Returns: message id. Raises Decided if it was rolled back."""
         limit = duration("timeout", timeout or self.timeout)
-        result: str = wait(self.producer.submit(message, limit), limit).message_id
-        return result
+        return str(wait(self.producer.submit(message, limit), limit).message_id)
 
     def rollback(self, message: Prepared | str, *, timeout: timedelta | None = None) -> str:
         """Discard a message whose local transaction did not commit. Raises Decided if it was submitted."""
         limit = duration("timeout", timeout or self.timeout)
-        result: str = wait(self.producer.rollback(message, limit), limit).message_id
-        return result
+        return str(wait(self.producer.rollback(message, limit), limit).message_id)
 
     def get_message(self, message_id: str = "", *, topic: Topic[Any] | str = "", key: str = "") -> message_pb2.Message:
         """Look up one of your own messages by id, or by topic and key."""

@@ -10,7 +10,8 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from starlette.datastructures import FormData
 
-from tmc_console.center import SERVICE, Refused
+from tmc_common.admin_calls import SERVICE
+from tmc_console.center import Refused
 
 VIEWER, OPERATOR, ADMIN = 1, 2, 3
 _NUMBERS = (

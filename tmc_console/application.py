@@ -233,7 +233,7 @@ async def _who(setting: Setting, token: str) -> admin_pb2.Operator:
     if setting.logins.locked():
         raise Refused(429, "", "Too many logins: try again in a few seconds.")
     async with setting.logins:
-        found: admin_pb2.Operator = await setting.login_center.ask(token, "WhoAmI", admin_pb2.WhoAmIRequest())
+        found: admin_pb2.Operator = await setting.login_center.ask(token, "WhoAmI")
     return found
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf import message_factory
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from tmc_common.protocol import admin_pb2
+from tmc_common.admin_calls import admin_call
 
-SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 _DEADLINE_S = 30.0
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -26,8 +24,6 @@ _STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-
-Answer = TypeVar("Answer", bound=Message)
 
 
 class Refused(Exception):
@@ -46,30 +42,26 @@ class Center:
     def __init__(self, connect: Callable[[], grpc.aio.Channel]) -> None:
         self._connect = connect
         self._channel: grpc.aio.Channel | None = None
-        self._methods: dict[str, Any] = {}
+        self._calls: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
-    async def ask(self, token: str, method: str, request: Message) -> Any:
-        """Raises Refused."""
+    async def ask(self, token: str, rpc: str, filled: Message | None = None, **fields: Any) -> Any:
+        """Call an RPC. filled: its request, instead of its fields. Raises Refused."""
+        made, call = self._call(rpc)
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         try:
-            return await self._method(method)(request, metadata=metadata, timeout=_DEADLINE_S)
+            return await call(made(**fields) if filled is None else filled, metadata=metadata, timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as exc:
             raise _refused(exc) from None  # the request may hold what no log should
 
-    def _method(self, name: str) -> Any:
+    def _call(self, rpc: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         if self._channel is None:
             self._channel = self._connect()
-        if name not in self._methods:
-            answer = message_factory.GetMessageClass(SERVICE.methods_by_name[name].output_type)
-            self._methods[name] = self._channel.unary_unary(
-                f"/{SERVICE.full_name}/{name}",
-                request_serializer=lambda message: message.SerializeToString(),
-                response_deserializer=answer.FromString,
-            )
-        return self._methods[name]
+        if rpc not in self._calls:
+            self._calls[rpc] = admin_call(self._channel, rpc)
+        return self._calls[rpc]
 
     async def close(self) -> None:
-        channel, self._channel, self._methods = self._channel, None, {}
+        channel, self._channel, self._calls = self._channel, None, {}
         if channel is not None:
             await channel.close()
 

@@ -64,8 +64,7 @@ def run_beside(config: ConsoleConfig) -> int:
     """Run in a thread that ends with the program. Returns: the port. Raises OSError: it cannot listen there."""
     listening = listen(config.listen)
     threading.Thread(target=lambda: asyncio.run(_serve(config, listening)), name="tmc-console", daemon=True).start()
-    port: int = listening.getsockname()[1]
-    return port
+    return int(listening.getsockname()[1])
 
 
 async def _serve(config: ConsoleConfig, listening: socket.socket) -> None:

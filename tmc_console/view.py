@@ -71,9 +71,9 @@ class View:
     def may_write(self) -> bool:
         return self.setting.sessions.may_write(self.session)
 
-    async def ask(self, method: str, request: Message) -> Any:
-        """Call the admin service as this operator. Raises Refused."""
-        return await self.setting.center.ask(self.session.token, method, request)
+    async def ask(self, rpc: str, filled: Message | None = None, **fields: Any) -> Any:
+        """Call the admin service as this operator, see Center.ask. Raises Refused."""
+        return await self.setting.center.ask(self.session.token, rpc, filled, **fields)
 
     def query(self, name: str) -> str:
         return self.request.query_params.get(name, "")[:1_000]

@@ -158,7 +158,7 @@ class CenterTables:
                 raise CannotRun(
                     "Two databases in [store] say that they are the same one: name each by one URL, and no copies."
                 )
-        rows = self._rows(catalog, "(SELECT shard, identity FROM tmc_shard_map) q", "shard INT, identity STRING")
+        rows = self._rows(catalog, "SELECT shard, identity FROM tmc_shard_map", "shard INT, identity STRING")
         holders = {row.shard: identities[row.identity] for row in rows if row.identity in identities}
         away = [shard for shard in range(SHARDS) if shard not in holders]
         if away:
@@ -170,7 +170,7 @@ class CenterTables:
     def check(self) -> None:
         """Check the databases before reading. Raises CannotRun: wrong schema, or the driver returns column names."""
         for place in self._configured.each:
-            (row,) = self._rows(place, "(SELECT version_num FROM tmc_schema_version) q", "version_num STRING")
+            (row,) = self._rows(place, "SELECT version_num FROM tmc_schema_version", "version_num STRING")
             if row.version_num == "version_num":
                 raise CannotRun(
                     f"The driver reads column names instead of values from {place.name}: use MariaDB's driver with jdbc:mysql."
@@ -182,23 +182,20 @@ class CenterTables:
 
     def now_ms(self) -> int:
         """The earliest of the databases' clocks."""
-        clocks = (f"(SELECT {place.clock} AS now) q" for place in self._databases.each)
         return min(
-            int(self._rows(place, clock, "now BIGINT")[0].now)
-            for place, clock in zip(self._databases.each, clocks, strict=True)
+            int(self._rows(place, f"SELECT {place.clock} AS now", "now BIGINT")[0].now)
+            for place in self._databases.each
         )
 
     @cached_property
     def names(self) -> Names:
         """Return the names, as of the first use."""
-        place = self._databases.catalog
-        apps = self._rows(place, "(SELECT app_no, id FROM tmc_app) q", "app_no INT, id STRING")
-        topics = self._rows(
-            place, "(SELECT topic_no, name, ordered FROM tmc_topic) q", "topic_no INT, name STRING, ordered SMALLINT"
+        apps = self.from_catalog("SELECT app_no, id FROM tmc_app", "app_no INT, id STRING")
+        topics = self.from_catalog(
+            "SELECT topic_no, name, ordered FROM tmc_topic", "topic_no INT, name STRING, ordered SMALLINT"
         )
-        subscribed = self._rows(
-            place,
-            "(SELECT subscription_no, topic_no, app_no, tag, effective_ms, removed_ms, order_mode FROM tmc_subscription) q",
+        subscribed = self.from_catalog(
+            "SELECT subscription_no, topic_no, app_no, tag, effective_ms, removed_ms, order_mode FROM tmc_subscription",
             "subscription_no INT, topic_no INT, app_no INT, tag STRING, effective_ms BIGINT, removed_ms BIGINT,"
             " order_mode SMALLINT",
         )
@@ -235,12 +232,9 @@ class CenterTables:
 
     def worked_off(self) -> Callable[[int, str], bool]:
         """Return a function of shard and run: whether the retention duty has worked off the list of that run there."""
-        query = "(SELECT shard, run, position FROM tmc_retention) q"
-        rows = [
-            row
-            for place in self._databases.each
-            for row in self._rows(place, query, "shard INT, run STRING, position BIGINT")
-        ]
+        rows = self._from_all(
+            "SELECT shard, run, position FROM tmc_retention", "shard INT, run STRING, position BIGINT"
+        )
         at = {int(row.shard): (str(row.run), int(row.position)) for row in rows}
 
         def is_done(shard: int, run: str) -> bool:
@@ -256,13 +250,13 @@ class CenterTables:
 
     def _identity(self, place: Database) -> str:
         """The random text of a database; "" if it has none."""
-        rows = self._rows(place, "(SELECT identity FROM tmc_database) q", "identity STRING")
+        rows = self._rows(place, "SELECT identity FROM tmc_database", "identity STRING")
         return str(rows[0].identity) if rows else ""
 
     def removing(self) -> set[str]:
         """Return the archive runs whose lists the retention duty works off, or has worked off last."""
-        query = "(SELECT DISTINCT run FROM tmc_retention WHERE run <> '') q"
-        return {str(row.run) for place in self._databases.each for row in self._rows(place, query, "run STRING")}
+        runs = self._from_all("SELECT DISTINCT run FROM tmc_retention WHERE run <> ''", "run STRING")
+        return {str(row.run) for row in runs}
 
     def _order_changed(self) -> set[tuple[str, ...]]:
         """Topic, app and tag of subscriptions whose order was changed at any time, from the audit trail."""
@@ -272,23 +266,18 @@ class CenterTables:
         return {tuple(row.subject.split(" ")) for row in self.from_catalog(query, "subject STRING")}
 
     def from_catalog(self, query: str, schema: str) -> Sequence[Any]:
-        """Return the rows of a query of the catalog's database. schema: name TYPE, name TYPE, ..."""
-        return self._rows(self._databases.catalog, f"({query}) q", schema)
+        """Return the rows of a query of the catalog's database."""
+        return self._rows(self._databases.catalog, query, schema)
 
     def from_each(self, query: str, schema: str) -> DataFrame:
         """Return the rows of a query of every database, unread."""
-        frames = [
-            self._spark.read.format("jdbc")
-            .options(**place.options(self._fetch), dbtable=f"({query}) q", customSchema=schema)
-            .load()
-            for place in self._configured.each  # what operators did is noted where a shard was then
-        ]
+        # Of every configured one: what operators did is noted where a shard was then.
+        frames = [place.read(self._spark, query, schema, self._fetch) for place in self._configured.each]
         return reduce(DataFrame.unionByName, frames)
 
     def horizon_ms(self) -> int:
         """Messages closed earlier may have been removed by the retention duty."""
-        query = "(SELECT MAX(horizon_ms) AS horizon FROM tmc_retention) q"
-        rows = [row for place in self._databases.each for row in self._rows(place, query, "horizon BIGINT")]
+        rows = self._from_all("SELECT MAX(horizon_ms) AS horizon FROM tmc_retention", "horizon BIGINT")
         return max((int(row.horizon) for row in rows if row.horizon is not None), default=0)
 
     def messages(
@@ -312,9 +301,7 @@ class CenterTables:
             )
 
         wanted = [shard for shard in range(SHARDS) if spans[shard].rows or among.beyond(shard)]
-        with ThreadPoolExecutor(
-            self._opening
-        ) as pool:  # each asks its database for the columns before anything is read
+        with ThreadPoolExecutor(self._opening) as pool:  # each asks for the columns before anything is read
             parts = list(pool.map(opened, wanted))
         if not parts:
             return self._spark.createDataFrame([], MESSAGE).withColumn("live", f.lit(None).cast("smallint"))
@@ -338,7 +325,7 @@ class CenterTables:
         def spans(place: Database) -> dict[int, Span]:
             mine = [shard for shard, holder in enumerate(self._databases.shards) if holder == place]
             parts = [f"SELECT {shard} AS shard, COUNT(*) AS found FROM {in_range(shard, among)}" for shard in mine]
-            rows = self._rows(place, f"({' UNION ALL '.join(parts)}) q", "shard INT, found BIGINT") if parts else []
+            rows = self._rows(place, " UNION ALL ".join(parts), "shard INT, found BIGINT") if parts else []
             return {row.shard: Span(row.found, self._sample(place, row.shard, row.found, among)) for row in rows}
 
         with ThreadPoolExecutor(self._opening) as pool:
@@ -349,13 +336,15 @@ class CenterTables:
         if rows <= self._slice:
             return ()
         chance = place.chance(min(1.0, _SAMPLES / self._slice))
-        chosen = self._rows(place, f"(SELECT id FROM {in_range(shard, among)} AND {chance}) q", "id BIGINT")
+        chosen = self._rows(place, f"SELECT id FROM {in_range(shard, among)} AND {chance}", "id BIGINT")
         return sorted(int(row.id) for row in chosen)
+
+    def _from_all(self, query: str, schema: str) -> Sequence[Any]:
+        return [row for place in self._databases.each for row in self._rows(place, query, schema)]
 
     def _rows(self, place: Database, query: str, schema: str) -> Sequence[Any]:
         """A small result, here in the driver."""
-        options = {**place.options(self._fetch), "dbtable": query, "customSchema": schema}
-        rows: Sequence[Any] = self._spark.read.format("jdbc").options(**options).load().collect()
+        rows: Sequence[Any] = place.read(self._spark, query, schema, self._fetch).collect()
         return rows
 
 

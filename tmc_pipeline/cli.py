@@ -488,9 +488,7 @@ def share_classes(config: ConfigFile) -> None:
     from tmc_pipeline.session import check_java, session
 
     with _refusals("share-classes"), _terminations(), NewClasses(check_java()) as classes:
-        settings = _overridden(
-            load(config), "local[1]", ""
-        )  # the same classes on a cluster, and a folder of this machine
+        settings = _overridden(load(config), "local[1]", "")  # a cluster uses the same classes
         with session(settings.spark, _families(settings), "share-classes", classes) as spark:
             with translated():
                 _use_spark(Job(settings=settings, spark=spark, figures=Figures()), f"file://{classes.folder}")

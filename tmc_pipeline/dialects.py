@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -129,6 +130,11 @@ class Database:
         if self.family == "postgresql":
             options["sessionInitStatement"] = "SET TRANSACTION READ ONLY"  # each read is one, and has begun by then
         return options
+
+    def read(self, spark: SparkSession, query: str, schema: str, fetch: int) -> DataFrame:
+        """Return the rows of a query, unread. schema: name TYPE, name TYPE, ..."""
+        options = {**self.options(fetch), "dbtable": f"({query}) q", "customSchema": schema}
+        return spark.read.format("jdbc").options(**options).load()
 
 
 def database(url: str) -> Database:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -255,6 +256,13 @@ def _is_locked(handle: IO[str], kind: int) -> bool:
 def runs_of(folder: HadoopFolder) -> list[str]:
     """Return the folders of runs in it, the oldest first."""
     return [name for name in folder.names() if _RUN.match(name)]
+
+
+def finished(folder: HadoopFolder) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the reconciliations that have ended, the newest first, each with its summary."""
+    for run in reversed(runs_of(folder)):
+        if folder.exists(f"{run}/summary.json"):
+            yield run, json.loads(folder.read(f"{run}/summary.json"))
 
 
 def when_ms(run: str) -> int:

@@ -137,16 +137,12 @@ class LedgerSource(Section):
 
     @model_validator(mode="after")
     def _one_place(self) -> LedgerSource:
-        given = [name for name in ("url", "parquet", "csv") if self._text(name)]
+        given = [name for name in ("url", "parquet", "csv") if getattr(self, name)]
         if len(given) != 1:
             raise ValueError("give exactly one of url, parquet and csv")
         if self.table and given != ["url"]:
             raise ValueError("table goes with url")
         return self
-
-    def _text(self, name: str) -> str:
-        value = getattr(self, name)
-        return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 class Settings(Section):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from google.protobuf import message_factory
 
-from tmc_common.protocol import admin_pb2
+from tmc_common.admin_calls import admin_call
 
-_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 _IN_TURN = [("grpc.lb_policy_name", "round_robin"), ("grpc.use_local_subchannel_pool", 1)]
 _PAUSE_S = 0.2
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -44,17 +42,11 @@ class Operator:
 
     def call(self, rpc: str, *, seconds: float = 60, **fields: Any) -> Any:
         """Make one call, and repeat it for up to `seconds` while no server answers. Raises grpc.RpcError."""
-        method = _SERVICE.methods_by_name[rpc]
-        request = message_factory.GetMessageClass(method.input_type)(**fields)
-        call: Callable[..., Any] = self._channel.unary_unary(
-            f"/{_SERVICE.full_name}/{rpc}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
-        )
+        made, call = admin_call(self._channel, rpc)
         end = time.monotonic() + seconds
         while True:
             try:
-                return call(request, metadata=self._metadata, timeout=10, wait_for_ready=True)
+                return call(made(**fields), metadata=self._metadata, timeout=10, wait_for_ready=True)
             except grpc.RpcError as exc:
                 if exc.code() not in _AGAIN or time.monotonic() > end:
                     raise

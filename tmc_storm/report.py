@@ -237,10 +237,9 @@ class _Timeline:
         return round(self.left + (at_s - self._first_s) * self._scale, 1)
 
     def _line(self, column: int) -> str:
-        points: list[str] = []
-        for rate in self._rates:
-            points.append(f"{self._x(rate[0])},{self.graph * (1 - rate[column] / self.highest):.1f}")
-        return " ".join(points)
+        return " ".join(
+            f"{self._x(rate[0])},{self.graph * (1 - rate[column] / self.highest):.1f}" for rate in self._rates
+        )
 
 
 def _rates(samples: Sequence[Sample]) -> Iterator[tuple[float, float, float]]:

@@ -143,6 +143,7 @@ ALLOWED["tmc_cli"] = {
     "tmc_storm",
 }
 ALLOWED["tmc_console"] = {
+    "tmc_common.admin_calls",
     "tmc_common.http_connections",
     "tmc_common.limited",
     "tmc_common.addresses",
@@ -153,7 +154,13 @@ ALLOWED["tmc_console"] = {
 }
 ALLOWED["tmc_pytest"] = {"tmc_client"}
 # It judges the center from outside: it must not know the server.
-ALLOWED["tmc_storm"] = {"tmc_client", "tmc_common.addresses", "tmc_common.amqp", "tmc_common.protocol"}
+ALLOWED["tmc_storm"] = {
+    "tmc_client",
+    "tmc_common.admin_calls",
+    "tmc_common.addresses",
+    "tmc_common.amqp",
+    "tmc_common.protocol",
+}
 ALLOWED["tmc_pipeline"] = {
     "tmc_common.clocks",
     "tmc_client",
@@ -180,7 +187,6 @@ LIBRARIES = {
         "tmc_server.http",
         "tmc_server.rpc",
         "tmc_server.submission",
-        "tmc_storm",
     },
     "grpc": {
         "tmc_common",

@@ -14,14 +14,15 @@ from typing import Annotated, Any, cast
 
 import grpc
 import typer
-from google.protobuf import json_format, message_factory
+from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from tmc_cli import fail, say
 from tmc_cli.admin.printing import listing
+from tmc_common.admin_calls import admin_call
 from tmc_common.enums import prefix_of
 from tmc_common.printable import escaped
-from tmc_common.protocol import admin_pb2, types_pb2
+from tmc_common.protocol import types_pb2
 
 Reason = Annotated[str, typer.Option(help="For the audit trail.")]
 MaxAge = Annotated[int | None, typer.Option(help="No retry after this age; 0: no limit.")]
@@ -30,23 +31,16 @@ Growth = Annotated[bool | None, typer.Option("--exponential/--linear", help="How
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, for programs, also on a terminal.")]
 Watch = Annotated[float, typer.Option("--watch", min=0, help="Refresh at this interval, in seconds.")]
 PAGE_SIZE = 1_000
-SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
 def ask(context: typer.Context, rpc: str, timeout_s: float = 10, **request: Any) -> Any:
     """Call an RPC. request: its fields. Returns: its answer; an error ends the command with exit code 1."""
     target, token = context.obj
-    method = SERVICE.methods_by_name[rpc]
-    request_class, response_class = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
     metadata = [("authorization", f"Bearer {token}")] if token else []
     with target.channel() as channel:
-        call: Callable[..., Any] = channel.unary_unary(
-            f"/{SERVICE.full_name}/{rpc}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=response_class.FromString,
-        )
+        made, call = admin_call(channel, rpc)
         try:
-            return call(request_class(**request), metadata=metadata, timeout=timeout_s)
+            return call(made(**request), metadata=metadata, timeout=timeout_s)
         except grpc.RpcError as exc:
             fail(target.explain(exc), code=1)
 
@@ -75,21 +69,18 @@ def watched(seconds: float, show_once: Callable[[], object]) -> None:
         return
 
 
-_WANTS_JSON: ContextVar[bool] = ContextVar("wants_json", default=False)
+WANTS_JSON: ContextVar[bool] = ContextVar("wants_json", default=False)
 
 
 def with_json(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with the option --json if it has none of its own."""
+    """The command, with the option --json."""
     signature = inspect.signature(command, eval_str=True)
-    own = {"as_json"} & set(signature.parameters)
 
     @functools.wraps(command)
     def run(*arguments: Any, as_json: bool, **options: Any) -> None:
-        _WANTS_JSON.set(as_json)
-        command(*arguments, **options, **dict.fromkeys(own, as_json))
+        WANTS_JSON.set(as_json)
+        command(*arguments, **options)
 
-    if own:
-        return run
     option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
     parameters = [*signature.parameters.values(), option]
     cast("Any", run).__signature__ = signature.replace(parameters=parameters)
@@ -99,7 +90,7 @@ def with_json(command: Callable[..., None]) -> Callable[..., None]:
 
 def for_people() -> bool:
     """Return whether standard output is a terminal, and JSON not asked for."""
-    return sys.stdout.isatty() and not _WANTS_JSON.get()
+    return sys.stdout.isatty() and not WANTS_JSON.get()
 
 
 def show(answer: Message) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tmc_cli import say
-from tmc_cli.admin.calling import AsJson, ask, show_parts
+from tmc_cli.admin.calling import WANTS_JSON, ask, show_parts
 from tmc_cli.admin.printing import Columns, enum, moment, print_table, printed, since, subscriber
 from tmc_cli.admin.text import age, duration_ms, when
 from tmc_common.printable import escaped
@@ -47,7 +47,6 @@ def stuck(
     topic: Annotated[str, typer.Argument(help="Without it: all topics.")] = "",
     older_than: Annotated[str, typer.Option(help="Messages undecided for at least this long.")] = "10m",
     most: Annotated[int, typer.Option(min=1, max=1_000, help="Rows of each kind.")] = 20,
-    as_json: AsJson = False,
 ) -> None:
     """List what needs an operator, the oldest first: failed deliveries, failed checks, messages that stay undecided."""
     wanted: dict[str, Any] = {"topic": topic, "page_size": most}
@@ -62,7 +61,7 @@ def stuck(
             **wanted,
         ),
     }
-    if as_json:
+    if WANTS_JSON.get():
         show_parts(parts)
         return
     states = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -37,12 +37,7 @@ def listing(answer: Message) -> Sequence[str] | None:
     titles = [field.name.removesuffix("_ms").replace("_", " ").upper() for field in columns]
     cells = [[_cell(field, getattr(row, field.name)) for field in columns] for row in rows]
     token = getattr(answer, "next_page_token", "")
-    return [*above, *table(titles, cells), *_more(token)]
-
-
-def _more(token: str) -> Iterator[str]:
-    if token:
-        yield f"There is more: --page-token {token}"
+    return [*above, *table(titles, cells), *([f"There is more: --page-token {token}"] if token else [])]
 
 
 def _is_shown(field: Any) -> bool:

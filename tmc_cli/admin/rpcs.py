@@ -17,9 +17,10 @@ import typer
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from tmc_cli.admin.calling import SERVICE, AsJson, Watch, all_pages, ask, enum_names, enum_value, show, watched
+from tmc_cli.admin.calling import WANTS_JSON, Watch, all_pages, ask, enum_names, enum_value, show, watched
 from tmc_cli.admin.calling import show_changes as show_changes_since
 from tmc_cli.admin.text import duration_ms
+from tmc_common.admin_calls import SERVICE
 
 _NAMES = {
     "for_ms": "for",
@@ -100,12 +101,11 @@ class Rpc:
         fields = [_Option(self, each) for each in SERVICE.methods_by_name[self.rpc].input_type.fields]
         given = sorted((each for each in fields if each.is_given), key=lambda each: each.position)
 
-        def run(context: typer.Context, as_json: bool, watch: float = 0, **values: Any) -> None:
+        def run(context: typer.Context, watch: float = 0, **values: Any) -> None:
             request = {each.field.name: each.value(values[each.field.name]) for each in given}
-            watched(watch, lambda: self._run(context, request, as_json))
+            watched(watch, lambda: self._run(context, request))
 
         parameters = [_keyword("context", typer.Context), *(each.parameter() for each in given)]
-        parameters.append(_keyword("as_json", AsJson, False))
         if self.can_watch:
             parameters.append(_keyword("watch", Watch, 0))
         run.__doc__ = self.sentence
@@ -113,14 +113,14 @@ class Rpc:
         cast("Any", run).__signature__ = inspect.Signature(parameters)
         return run
 
-    def _run(self, context: typer.Context, request: Mapping[str, Any], as_json: bool) -> None:
+    def _run(self, context: typer.Context, request: Mapping[str, Any]) -> None:
         before = self.before(context, request) if self.before is not None else None
         lists = "next_page_token" in SERVICE.methods_by_name[self.rpc].output_type.fields_by_name
         call = all_pages if lists and not self.page_size else ask
         answer = call(context, self.rpc, timeout_s=self.timeout_s, **request)
         if before is not None:
             show_changes_since(before, answer)
-        if self.prints is None or as_json:
+        if self.prints is None or WANTS_JSON.get():
             show(answer)
         else:
             self.prints(answer)

@@ -27,16 +27,13 @@ class LoopBeside:
     """An event loop in a thread of its own, which starts with the first call. Thread-safe."""
 
     def __init__(self) -> None:
-        self._reset()
+        self.after_fork()
         watch_forks(self)
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def after_fork(self) -> None:
         """See forks.ForkAware."""
-        self._reset()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, function: Callable[[], T]) -> T:
         """Call it where it may wait for asyncio's drivers. Call this from any other thread."""

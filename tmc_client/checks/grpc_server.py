@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from tmc_client import errors, tracing
 from tmc_client.checks.questions import Answer, Denied, Question
-from tmc_client.checks.running import Answering
 from tmc_client.extras import needed_by
 from tmc_common.addresses import HostPort
 from tmc_common.protocol import check_pb2, check_pb2_grpc
+
+if TYPE_CHECKING:
+    from tmc_client.checks.answers import Checks
 
 _MOST = 1_000
 _CALLS_PER_THREAD = 16
@@ -34,7 +36,7 @@ _TOKEN_KEY = "tmc-check-token"  # noqa: S105 - the name of a metadata key
 class CheckServicer(check_pb2_grpc.CheckServiceServicer):
     """tmc.v1.CheckService for a blocking gRPC server."""
 
-    def __init__(self, checks: Answering) -> None:
+    def __init__(self, checks: Checks) -> None:
         self._checks = checks
 
     def Check(self, request: check_pb2.CheckRequest, context: Any) -> check_pb2.CheckResponse:
@@ -54,7 +56,7 @@ class CheckServicer(check_pb2_grpc.CheckServiceServicer):
         return [response_of(question, answer) for question, answer in zip(questions, answers, strict=True)]
 
 
-def demand_token(checks: Answering, context: Any) -> str:
+def demand_token(checks: Checks, context: Any) -> str:
     """Abort calls without a valid token. Returns: the token that was presented."""
     token = str(dict(context.invocation_metadata()).get(_TOKEN_KEY, ""))
     try:
@@ -73,7 +75,7 @@ class TokenFirst(grpc.ServerInterceptor):
     only calls of tmc.v1.CheckService.
     """
 
-    def __init__(self, checks: Answering) -> None:
+    def __init__(self, checks: Checks) -> None:
         self._checks = checks
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -133,7 +135,7 @@ class ChecksServer:
 
     def __init__(
         self,
-        checks: Answering,
+        checks: Checks,
         address: str,
         *,
         credentials: grpc.ServerCredentials | None = None,

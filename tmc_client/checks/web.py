@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from tmc_client import errors, tracing
 from tmc_client.checks.questions import Answer, Denied, Question
-from tmc_client.checks.running import Answering
+
+if TYPE_CHECKING:
+    from tmc_client.checks.answers import Checks
 
 _MOST_BYTES = 4 << 20
 _MOST = 1_000
@@ -24,7 +26,7 @@ _LONGEST_TEXT = 1_024  # keys have at most 255 characters
 Reply = tuple[int, dict[str, Any]]
 
 
-def turned_away(checks: Answering, method: str, headers: Mapping[str, str]) -> Reply | None:
+def turned_away(checks: Checks, method: str, headers: Mapping[str, str]) -> Reply | None:
     """Check a request before any of its body is read. Returns: the refusal; None: it may be read."""
     try:
         checks.demand(headers.get("tmc-check-token", ""))
@@ -41,7 +43,7 @@ def turned_away(checks: Answering, method: str, headers: Mapping[str, str]) -> R
     return (413, {"error": f"at most {_MOST_BYTES} bytes"}) if length > _MOST_BYTES else None
 
 
-def reply(checks: Answering, method: str, query: str, headers: Mapping[str, str], body: bytes) -> Reply:
+def reply(checks: Checks, method: str, query: str, headers: Mapping[str, str], body: bytes) -> Reply:
     """headers: names in lower case. Returns: status and JSON. Only for requests that were not turned away."""
     try:
         return _get(checks, query, headers) if method == "GET" else _post(checks, headers, body)
@@ -61,7 +63,7 @@ def _length(headers: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _get(checks: Answering, query: str, headers: Mapping[str, str]) -> Reply:
+def _get(checks: Checks, query: str, headers: Mapping[str, str]) -> Reply:
     asked = parse_qs(query, strict_parsing=True, max_num_fields=_MOST_FIELDS)
     question = _question(
         {
@@ -78,7 +80,7 @@ def _get(checks: Answering, query: str, headers: Mapping[str, str]) -> Reply:
     return 200, {"messageKey": question.key, **_said(answer)}
 
 
-def _post(checks: Answering, headers: Mapping[str, str], body: bytes) -> Reply:
+def _post(checks: Checks, headers: Mapping[str, str], body: bytes) -> Reply:
     items = json.loads(body)["items"]
     if not isinstance(items, list):
         raise TypeError("items is no list")
@@ -120,7 +122,7 @@ def _said(answer: Answer) -> dict[str, str]:
 class WsgiChecks:
     """A WSGI application."""
 
-    def __init__(self, checks: Answering) -> None:
+    def __init__(self, checks: Checks) -> None:
         self._checks = checks
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -159,7 +161,7 @@ class Beside:
 class AsgiChecks:
     """An ASGI application. Answers are looked up in a thread, not on the loop."""
 
-    def __init__(self, checks: Answering) -> None:
+    def __init__(self, checks: Checks) -> None:
         self._checks = checks
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

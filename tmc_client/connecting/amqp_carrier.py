@@ -17,9 +17,7 @@ from tmc_common.amqp import Nodes, answered_within, connect, is_login_refused, t
 
 _CONNECT_S = 5.0
 _CLOSE_S = 1.0
-_HEARTBEAT_S = (
-    600  # nobody answers them between calls: the broker drops who is gone, and a connection that it closed is replaced
-)
+_HEARTBEAT_S = 600  # nobody answers between calls: the broker drops who is gone, and what it closed is replaced
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _ACCESS_REFUSED, _NOT_FOUND, _PRECONDITION_FAILED = 403, 404, 406
 

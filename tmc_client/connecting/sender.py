@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -57,33 +58,21 @@ class Kind:
     lane: str
 
 
-def _message(name: str, request: Any, response: Any) -> Kind:
+def _kind(service: str, messages: Any, lane: str, operation: str) -> Kind:
+    name = f"{operation.capitalize()}Many"
     return Kind(
-        operation=name.removesuffix("Many").lower(),
-        path=f"/tmc.v1.MessageService/{name}",
-        request_class=request,
-        response_class=response,
-        lane="producer",
+        operation=operation,
+        path=f"/tmc.v1.{service}/{name}",
+        request_class=getattr(messages, f"{name}Request"),
+        response_class=getattr(messages, f"{name}Response"),
+        lane=lane,
     )
 
 
-def _consumption(name: str, request: Any, response: Any) -> Kind:
-    return Kind(
-        operation=name.removesuffix("Many").lower(),
-        path=f"/tmc.v1.ConsumptionService/{name}",
-        request_class=request,
-        response_class=response,
-        lane="consumer",
-    )
-
-
-PREPARE = _message("PrepareMany", message_pb2.PrepareManyRequest, message_pb2.PrepareManyResponse)
-PUBLISH = _message("PublishMany", message_pb2.PublishManyRequest, message_pb2.PublishManyResponse)
-SUBMIT = _message("SubmitMany", message_pb2.SubmitManyRequest, message_pb2.SubmitManyResponse)
-ROLLBACK = _message("RollbackMany", message_pb2.RollbackManyRequest, message_pb2.RollbackManyResponse)
-ACK = _consumption("AckMany", consumption_pb2.AckManyRequest, consumption_pb2.AckManyResponse)
-NACK = _consumption("NackMany", consumption_pb2.NackManyRequest, consumption_pb2.NackManyResponse)
-EXTEND = _consumption("ExtendMany", consumption_pb2.ExtendManyRequest, consumption_pb2.ExtendManyResponse)
+_producing = partial(_kind, "MessageService", message_pb2, "producer")
+_consuming = partial(_kind, "ConsumptionService", consumption_pb2, "consumer")
+PREPARE, PUBLISH, SUBMIT, ROLLBACK = map(_producing, ("prepare", "publish", "submit", "rollback"))
+ACK, NACK, EXTEND = map(_consuming, ("ack", "nack", "extend"))
 
 
 class _Call:
@@ -115,10 +104,7 @@ class _Answers:
         if call.loop is not None:
             self._by_loop.setdefault(call.loop, []).append((call.future, answer))
         elif not call.future.done() and call.future.set_running_or_notify_cancel():
-            if isinstance(answer, errors.TmcError):
-                call.future.set_exception(answer)
-            else:
-                call.future.set_result(answer)
+            _set(call.future, answer)
 
     def hand_over(self) -> None:
         for loop, answers in self._by_loop.items():
@@ -131,10 +117,14 @@ def _resolve(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
     """Set results and errors of asyncio futures. Runs on their loop."""
     for future, answer in answers:
         if not future.done():
-            if isinstance(answer, errors.TmcError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
+            _set(future, answer)
+
+
+def _set(future: Any, answer: Any) -> None:
+    if isinstance(answer, errors.TmcError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
 
 
 class Sender:

@@ -97,7 +97,7 @@ def _from_details(serialized: bytes, code: grpc.StatusCode, text: str) -> errors
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     for detail in status_pb2.Status.FromString(serialized).details:
         for known in (info, bad, retry):
-            _unpack(detail, known)
+            detail.Unpack(known)  # nothing, if it is of another type
     retry_after = retry.retry_delay.ToTimedelta()
     return _kind(info.reason, code, retry_after)(
         text,
@@ -106,8 +106,3 @@ def _from_details(serialized: bytes, code: grpc.StatusCode, text: str) -> errors
         message_id=info.metadata.get("message_id", ""),
         retry_after=retry_after,
     )
-
-
-def _unpack(detail: Any, known: Any) -> None:
-    if detail.Is(known.DESCRIPTOR):
-        detail.Unpack(known)

@@ -263,9 +263,8 @@ class Handling:
         overdue = self._runs.overdue()
         for run in overdue:
             self._give_up(run)
-        for task in {
-            run.task for run in overdue if run.task is not None
-        }:  # of a batch once: its clean-up is not to be disturbed
+        # Of a batch once: its clean-up is not to be disturbed.
+        for task in {run.task for run in overdue if run.task is not None}:
             self._running_loop().call_soon_threadsafe(task.cancel)
         if not self.broken and self._runs.hanging >= self._concurrency:
             self.break_off(

@@ -15,10 +15,11 @@ from contextlib import (
     AsyncExitStack,
     ExitStack,
     asynccontextmanager,
+    closing,
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -109,19 +110,19 @@ class SqlInbox:
                 raise
             handling.end()
 
-    def _begun(self, stack: ExitStack, messages: Sequence[Message]) -> tuple[_Handling, Effects]:
+    def _begun(
+        self, stack: ExitStack, messages: Sequence[Message], *, again: bool = False
+    ) -> tuple[_Handling, Effects]:
         """Begin, once more if the first connection turns out to be lost: a pool keeps those that a server has closed."""
         source = stack.enter_context(_closed(self._connect()))
         handling = _Handling(partial(_local, source), messages, checks=not self._compares_exactly)
         try:
             return handling, handling.begin()
         except Exception as exc:
-            if not handling.is_lost(exc):
+            if again or not handling.is_lost(exc):
                 raise
         stack.close()
-        source = stack.enter_context(_closed(self._connect()))
-        handling = _Handling(partial(_local, source), messages, checks=not self._compares_exactly)
-        return handling, handling.begin()
+        return self._begun(stack, messages, again=True)
 
     @asynccontextmanager
     async def once_async(self, messages: Sequence[Message]) -> AsyncIterator[Effects]:
@@ -138,38 +139,25 @@ class SqlInbox:
                 raise
             await effects.handle.run_sync(lambda _: handling.end())
 
-    async def _begun_async(self, stack: AsyncExitStack, messages: Sequence[Message]) -> tuple[_Handling, Effects]:
+    async def _begun_async(
+        self, stack: AsyncExitStack, messages: Sequence[Message], *, again: bool = False
+    ) -> tuple[_Handling, Effects]:
         session = await stack.enter_async_context(self._connect())
-        handling = _Handling(
-            partial(SessionTransaction, session.sync_session), messages, checks=not self._compares_exactly
-        )
+        local = partial(SessionTransaction, session.sync_session)
+        handling = _Handling(local, messages, checks=not self._compares_exactly)
         try:
             effects = await session.run_sync(lambda _: handling.begin())
+            return handling, replace(effects, handle=session)
         except Exception as exc:
-            if not handling.is_lost(exc):
+            if again or not handling.is_lost(exc):
                 raise
-            await stack.aclose()
-            session = await stack.enter_async_context(self._connect())
-            handling = _Handling(
-                partial(SessionTransaction, session.sync_session), messages, checks=not self._compares_exactly
-            )
-            effects = await session.run_sync(lambda _: handling.begin())
-        return handling, Effects(handle=session, messages=effects.messages)
+        await stack.aclose()
+        return await self._begun_async(stack, messages, again=True)
 
 
 def _closed(source: Any) -> AbstractContextManager[Any]:
     """Connections of drivers end a `with` in different ways: with commits, or without closing. A LocalTransaction has no end."""
-    if not hasattr(source, "close"):
-        return nullcontext(source)
-    return _closing(source)
-
-
-@contextmanager
-def _closing(source: Any) -> Iterator[Any]:
-    try:
-        yield source
-    finally:
-        source.close()
+    return closing(source) if hasattr(source, "close") else nullcontext(source)
 
 
 def _local(source: Any) -> LocalTransaction:

@@ -41,6 +41,7 @@ _PSYCOPG = ("psycopg", "psycopg_async", "psycopg2")
 _IDLE, _IN_ERROR = 0, 3  # libpq's PQTRANS_IDLE, PQTRANS_INERROR
 _BY_CONNECTION: WeakKeyDictionary[sa.Connection, OneTransaction] = WeakKeyDictionary()
 _ENGINES: WeakSet[sa.Engine] = WeakSet()  # with our listeners
+_Savepoints = SessionTransaction | tuple[sa.Connection, str]
 
 
 class _Witness(Protocol):
@@ -200,8 +201,7 @@ class OneTransaction:
         self._outer: OneTransaction | None = None
         self._writer = writer_of(session)
         self._witnesses: dict[sa.Connection, _Witness] = {}
-        self._by_session: WeakKeyDictionary[SessionTransaction, int] = WeakKeyDictionary()
-        self._by_savepoint: dict[tuple[sa.Connection, str], int] = {}
+        self._positions: dict[_Savepoints, int] = {}  # of the recorder, when each savepoint began
         self._lost = ""
         self._refused = ""
         self._verified = False
@@ -349,22 +349,13 @@ class OneTransaction:
                 "Put session.begin_nested() around what may fail, or let the error out."
             )
 
-    def savepoint_began(self, savepoint: SessionTransaction | tuple[sa.Connection, str]) -> None:
-        if self._recorder is None:
-            return
-        if isinstance(savepoint, SessionTransaction):
-            self._by_session[savepoint] = self._recorder.position()
-        else:
-            self._by_savepoint[savepoint] = self._recorder.position()
+    def savepoint_began(self, savepoint: _Savepoints) -> None:
+        if self._recorder is not None:
+            self._positions[savepoint] = self._recorder.position()
 
-    def savepoint_rolled_back(self, savepoint: SessionTransaction | tuple[sa.Connection, str]) -> None:
-        if self._recorder is None:
-            return
-        if isinstance(savepoint, SessionTransaction):
-            position = self._by_session.get(savepoint)
-        else:
-            position = self._by_savepoint.get(savepoint)
-        if position is not None:
+    def savepoint_rolled_back(self, savepoint: _Savepoints) -> None:
+        position = self._positions.get(savepoint)
+        if self._recorder is not None and position is not None:
             self._recorder.forget_since(position)
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -51,6 +51,8 @@ from tmc_common.protocol import message_pb2
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from tmc_client.center import Center
+
 log = logging.getLogger("tmc_client.outbox")
 
 T = TypeVar("T")
@@ -68,13 +70,6 @@ _SCHEMAS = {
     ),
 }
 """Queries for the schema that a connection finds our table in, where its connections can be remembered."""
-
-
-class _Center(Protocol):
-    """A tmc_client.Center, which imports this module."""
-
-    @property
-    def producer(self) -> Producer: ...
 
 
 class _Row:
@@ -102,7 +97,7 @@ class Outbox:
     def __init__(
         self,
         engine: Source,
-        target: _Center | Target | str,
+        target: Center | Target | str,
         *,
         direct: bool = True,
         untouched: timedelta = UNTOUCHED,
@@ -114,18 +109,7 @@ class Outbox:
         """Raises InvalidRequest if `engine` is not a blocking one."""
         self.store: OutboxStore = OutboxStore(engine_of(engine, "tmc.Outbox()", pooled=True))
         self._owns_engine = self.store.engine is not engine
-        if isinstance(target, str):
-            target = _target_at(target)
-        if isinstance(target, type) or not (
-            _is_target(target) or isinstance(getattr(target, "producer", None), Producer)
-        ):
-            raise errors.InvalidRequest(
-                f"tmc.Outbox() sends to a Center (of tmc.connect(), also in asyncio programs) or to a target, not to "
-                f"{type(target).__name__}."
-            )
-        self._target: Target = (
-            cast("Target", target) if _is_target(target) else CenterTarget(cast("_Center", target).producer)
-        )
+        self._target: Target = _target_of(target)
         self._untouched_ms = round(duration("untouched", untouched).total_seconds() * 1000)
         self._limits = limits or Limits()
         self._lease = lease
@@ -207,13 +191,7 @@ class Outbox:
         rows = [self._columns(request) for request in requests]
         numbered = list(zip(local.insert_outbox(rows, schema), rows, strict=True))
         direct = [Entry.of_columns(number, row) for number, row in numbered if not row["line"]]
-        return partial(self._send, direct, ordered=len(direct) < len(rows))
-
-    def _send(self, entries: Sequence[Entry], *, ordered: bool) -> None:
-        try:
-            self.committed(entries, ordered=ordered)
-        except Exception:  # the transaction is committed, and the relay sends them
-            log.warning("%d messages are left to the relay", len(entries), exc_info=True)
+        return partial(self.committed, direct, ordered=len(direct) < len(rows))
 
     def _schema_on(self, local: LocalTransaction) -> str:
         """Return the schema of our table on a connection of the program's; "": it is compared in each transaction.
@@ -278,14 +256,17 @@ class Outbox:
             )
 
     def committed(self, messages: Sequence[Draft] | Sequence[Entry], *, ordered: bool) -> None:
-        """Send these. ordered: there are others, with an order key; those the relay sends, one after another.
+        """Send these. ordered: there are others, with an order key; those the relay sends, one after another. Never raises.
 
         messages: what was certainly committed; drafts, where the database should be asked first.
         """
-        if self._direct is not None and messages:
-            self._direct.send(messages)
-        if ordered and (self._relay is None or not self._relay.wake()):
-            self._bell.ring()
+        try:
+            if self._direct is not None and messages:
+                self._direct.send(messages)
+            if ordered and (self._relay is None or not self._relay.wake()):
+                self._bell.ring()
+        except Exception:  # the transaction is committed, and the relay sends them
+            log.warning("%d messages are left to the relay", len(messages), exc_info=True)
 
     def relay(self) -> Relay:
         """A relay for a thread or process of your own: call its `run`."""
@@ -325,11 +306,21 @@ class Outbox:
         self.close()
 
 
-def _is_target(target: object) -> bool:
-    return all(hasattr(target, name) for name in ("send", "close", "delays"))
+def _target_of(given: Any) -> Target:
+    """Raises InvalidRequest: it is neither a target nor a Center, nor the address of one."""
+    target = _target_at(given) if isinstance(given, str) else given
+    if not isinstance(target, type) and all(hasattr(target, name) for name in ("send", "close", "delays")):
+        return cast("Target", target)
+    producer = getattr(target, "producer", None)
+    if isinstance(producer, Producer):
+        return CenterTarget(producer)
+    raise errors.InvalidRequest(
+        f"tmc.Outbox() sends to a Center (of tmc.connect(), also in asyncio programs) or to a target, not to "
+        f"{type(target).__name__}."
+    )
 
 
-def _target_at(address: str) -> Target:
+def _target_at(address: str) -> Any:
     """Raises InvalidRequest: nothing is installed for its scheme."""
     scheme = address.partition("://")[0]
     known = installed("tmc.outbox_targets")
@@ -338,8 +329,7 @@ def _target_at(address: str) -> Target:
             f"tmc.Outbox() knows no target for {scheme}://: installed are {', '.join(sorted(known)) or 'none'}."
         )
     with needed_by(f"The target of {scheme}://"):
-        made: Target = known[scheme].load()(address)
-    return made
+        return known[scheme].load()(address)
 
 
 def _blocking(session: Any) -> Session:
@@ -380,12 +370,7 @@ def _after_commit(session: Session) -> None:
         if state.persistent and state.identity is not None:  # not of a savepoint that was rolled back
             found.setdefault(box, []).append((Draft(id=state.identity[0], attempt_id=attempt_id), ordered))
     for box, rows in found.items():
-        try:
-            box.committed(
-                [draft for draft, ordered in rows if not ordered], ordered=any(ordered for _, ordered in rows)
-            )
-        except Exception:  # the transaction is committed, and the relay sends them
-            log.warning("%d messages are left to the relay", len(rows), exc_info=True)
+        box.committed([draft for draft, ordered in rows if not ordered], ordered=any(ordered for _, ordered in rows))
 
 
 @event.listens_for(Session, "after_transaction_end")

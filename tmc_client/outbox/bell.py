@@ -40,17 +40,14 @@ class Bell:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._works = can_ring(engine)
-        self._reset()
+        self.after_fork()
         watch_forks(self)
-
-    def _reset(self) -> None:
-        self._condition = threading.Condition()
-        self._is_rung = self._closed = False
-        self._thread: threading.Thread | None = None
 
     def after_fork(self) -> None:
         """See forks.ForkAware."""
-        self._reset()
+        self._condition = threading.Condition()
+        self._is_rung = self._closed = False
+        self._thread: threading.Thread | None = None
 
     def ring(self) -> None:
         """Returns at once."""

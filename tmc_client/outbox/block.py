@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tmc_client.codecs import Topic
 from tmc_client.local import LocalTransaction
-from tmc_client.producing.block import Blocking
+from tmc_client.producing.block import Blocking, Writer
 from tmc_client.producing.producer import publish_request
 from tmc_client.tables import outbox, outbox_relay
 from tmc_common.protocol import message_pb2
 
 T = TypeVar("T")
-
-
-class Writer(Protocol):
-    """An Outbox."""
-
-    def check(self, request: message_pb2.PublishRequest) -> None: ...
-
-    def write(self, local: LocalTransaction, requests: Sequence[message_pb2.PublishRequest]) -> Callable[[], None]: ...
 
 
 class OutboxTransaction(Blocking[message_pb2.PublishRequest]):

@@ -28,10 +28,11 @@ class DirectSending:
     def __init__(self, store: OutboxStore, target: Target) -> None:
         self._store = store
         self._target = target
-        self._reset()
+        self.after_fork()
         watch_forks(self)
 
-    def _reset(self) -> None:
+    def after_fork(self) -> None:
+        """See forks.ForkAware: the parent sends its own."""
         # Each thread is woken for its own sake only: a program's thread would wait for the interpreter behind the others.
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
@@ -45,10 +46,6 @@ class DirectSending:
         self._marking = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
-
-    def after_fork(self) -> None:
-        """See forks.ForkAware: the parent sends its own."""
-        self._reset()
 
     def send(self, messages: Sequence[Draft] | Sequence[Entry]) -> None:
         """Returns at once. See Outbox.committed."""

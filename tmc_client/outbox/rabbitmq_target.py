@@ -48,16 +48,13 @@ class RabbitTarget:
         self._nodes = Nodes(url)
         self._exchange = exchange
         self._routing_key = routing_key
-        self._reset()
+        self.after_fork()
         watch_forks(self)
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._link: _Link | None = None
 
     def after_fork(self) -> None:
         """See forks.ForkAware: the connection is the parent's."""
-        self._reset()
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See entries.Target."""

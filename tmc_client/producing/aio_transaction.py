@@ -18,10 +18,10 @@ from tmc_client import errors
 from tmc_client.local.loops import on_one_loop
 from tmc_client.local.sessions import SessionTransaction
 from tmc_client.producing.answered import Answered
-from tmc_client.producing.block import Block
+from tmc_client.producing.block import Block, Writer
 from tmc_client.producing.ledger import settle_statement
 from tmc_client.producing.producer import Producer
-from tmc_client.producing.transaction import CenterBlock, Fallback, was_answered
+from tmc_client.producing.transaction import CenterBlock, was_answered
 from tmc_client.recording import Recorded
 
 SettleLater = Callable[[asyncio.AbstractEventLoop, sa.Engine, str], None]
@@ -77,7 +77,7 @@ class AsyncTransaction(Awaited, CenterBlock):
         settle: SettleLater,
         session: AsyncSession,
         prepare_timeout: timedelta,
-        fallback: Fallback | None = None,
+        fallback: Writer | None = None,
         answered: Answered | None = None,
         prepare_first: bool | timedelta = False,
     ) -> None:

@@ -11,11 +11,11 @@ import logging
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from tmc_client import errors
 from tmc_client.codecs import Topic
@@ -27,6 +27,14 @@ log = logging.getLogger("tmc_client.transaction")
 
 T = TypeVar("T")
 Request = TypeVar("Request", message_pb2.PrepareRequest, message_pb2.PublishRequest)
+
+
+class Writer(Protocol):
+    """An Outbox: messages are written there with the commit of a block."""
+
+    def check(self, request: message_pb2.PublishRequest) -> None: ...
+
+    def write(self, local: LocalTransaction, requests: Sequence[message_pb2.PublishRequest]) -> Callable[[], None]: ...
 
 
 class Block(ABC, Generic[Request]):

@@ -214,19 +214,16 @@ class Settler:
     """Settles answered messages in their ledgers, in background batches. A lost mark costs one repeated submit."""
 
     def __init__(self) -> None:
-        self._reset()
+        self.after_fork()
         watch_forks(self)
 
-    def _reset(self) -> None:
+    def after_fork(self) -> None:
+        """See forks.ForkAware: the parent marks its own."""
         self._condition = threading.Condition()
         self._writing = threading.RLock()  # a signal handler may close the center while the same thread does
         self._waiting: dict[sa.Engine, list[str]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
-
-    def after_fork(self) -> None:
-        """See forks.ForkAware: the parent marks its own."""
-        self._reset()
 
     def add(self, engine: sa.Engine, message_ids: Sequence[str]) -> None:
         notice_fork()

@@ -10,12 +10,13 @@ even that is not known, it sends the center nothing: the ledger decides. After t
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_all
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -24,7 +25,7 @@ from tmc_client.codecs import Topic
 from tmc_client.local import LocalTransaction
 from tmc_client.local.marker import COMMITTED, ROLLED_BACK, marker
 from tmc_client.producing.answered import SETTLE_BATCH, Answered
-from tmc_client.producing.block import Block, Blocking
+from tmc_client.producing.block import Block, Blocking, Writer
 from tmc_client.producing.ledger import fenced, ledger_id_of, rows_for, settle_batch
 from tmc_client.producing.producer import (
     Prepared,
@@ -71,9 +72,8 @@ class Preparation:
             return [_collected(*each) for each in zip(self._requests, self.futures, strict=True)]
         except errors.DeadlineExceeded as exc:
             prepared, all_of_them = sum(map(_is_answered, self.futures)), len(self.futures)
-            advice = (
-                ": give more time, or send fewer in one block" if prepared else ""
-            )  # else the center is away, or hangs
+            # With none, the center is away, or hangs.
+            advice = ": give more time, or send fewer in one block" if prepared else ""
             raise errors.DeadlineExceeded(
                 f"{prepared:,} of {all_of_them:,} messages were prepared within prepare_timeout="
                 f"{self._limit.total_seconds():g} s{advice}. {exc}",
@@ -107,14 +107,6 @@ def _is_answered(future: Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
-class Fallback(Protocol):
-    """An Outbox, for blocks that commit while the center is away."""
-
-    def check(self, request: message_pb2.PublishRequest) -> None: ...
-
-    def write(self, local: LocalTransaction, requests: Sequence[message_pb2.PublishRequest]) -> Callable[[], None]: ...
-
-
 class CenterBlock(Block[message_pb2.PrepareRequest]):
     """Base of the blocking and the asyncio block; asyncio runs its blocking code in SQLAlchemy's greenlet."""
 
@@ -123,7 +115,7 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         producer: Producer,
         local: LocalTransaction,
         prepare_timeout: timedelta,
-        fallback: Fallback | None,
+        fallback: Writer | None,
         answered: Answered | None,
         prepare_first: bool | timedelta,
     ) -> None:
@@ -193,17 +185,17 @@ class CenterBlock(Block[message_pb2.PrepareRequest]):
         if self._ahead is not None:
             self._ahead.abandon()
 
+    @abstractmethod
     def _until_done(self, futures: Sequence[Future[Any]], limit: timedelta) -> None:
         """Wait until all are done or the time is over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _settle(self, submits: Mapping[str, Future[Any]]) -> None:
         """Settle these submits in the ledger as they are answered, also after the block ends."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _settle_in(self, engine: sa.Engine, message_id: str) -> None:
         """Settle a submit that was answered after the block ended. Called in the sender's thread."""
-        raise NotImplementedError
 
     def _settle_one(self, message_id: str, submit: Future[Any]) -> None:
         """Settle one, in the sender's thread, as soon as it is done."""
@@ -368,7 +360,7 @@ class Transaction(Blocking[message_pb2.PrepareRequest], CenterBlock):
         settle: Settle,
         local: LocalTransaction,
         prepare_timeout: timedelta,
-        fallback: Fallback | None = None,
+        fallback: Writer | None = None,
         answered: Answered | None = None,
         prepare_first: bool | timedelta = False,
     ) -> None:

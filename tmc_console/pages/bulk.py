@@ -15,8 +15,8 @@ _FIELDS = ("topic", "app", "tag", "fingerprint")
 
 
 async def jobs(view: View) -> Response:
-    request = admin_pb2.ListBulkJobsRequest(page_size=PAGE_SIZE, page_token=view.query("page"))
-    return view.page("bulk_jobs.html", found=await view.ask("ListBulkJobs", request))
+    found = await view.ask("ListBulkJobs", page_size=PAGE_SIZE, page_token=view.query("page"))
+    return view.page("bulk_jobs.html", found=found)
 
 
 async def new(view: View) -> Response:
@@ -24,7 +24,7 @@ async def new(view: View) -> Response:
     wanted = _filter({name: view.query(name) for name in (*_FIELDS, "action", "state")})
     dry_run = None
     if wanted.action:
-        dry_run = await view.ask("DryRunBulkJob", admin_pb2.DryRunBulkJobRequest(filter=wanted))
+        dry_run = await view.ask("DryRunBulkJob", filter=wanted)
     return view.page("bulk_new.html", wanted=wanted, dry_run=dry_run, hold_ms=HOLD_MS)
 
 
@@ -41,14 +41,14 @@ async def start(view: View) -> Response:
         raise Refused(
             400, "FIELD_INVALID", f"The typed count is not that of the dry run, {text['counted']}: nothing was started."
         )
-    request = admin_pb2.StartBulkJobRequest(
+    job = await view.ask(
+        "StartBulkJob",
         filter=_filter(text),
         dry_run=text["dry_run"],
         count=_number(text["count"]),
         reason=text["reason"],
         hold_ms=HOLD_MS,
     )
-    job = await view.ask("StartBulkJob", request)
     return view.goto(f"/bulk/{job.job}")
 
 
@@ -72,16 +72,14 @@ def _number(text: str) -> int:
 
 async def job(view: View) -> Response:
     number, token = _job(view), view.query("page")
-    found = await view.ask("GetBulkJob", admin_pb2.GetBulkJobRequest(job=number))
+    found = await view.ask("GetBulkJob", job=number)
     only_failures = view.query("failures") == "1"
-    request = admin_pb2.ListBulkItemsRequest(
-        job=number, failures_only=only_failures, page_size=PAGE_SIZE, page_token=token
+    items = await view.ask(
+        "ListBulkItems", job=number, failures_only=only_failures, page_size=PAGE_SIZE, page_token=token
     )
-    items = await view.ask("ListBulkItems", request)
     return view.page("bulk_job.html", job=found, items=items, only_failures=only_failures)
 
 
 async def progress(view: View) -> Response:
     """The part of the page that is asked for every second while the job runs."""
-    request = admin_pb2.GetBulkJobRequest(job=_job(view))
-    return view.page("bulk_progress.html", job=await view.ask("GetBulkJob", request))
+    return view.page("bulk_progress.html", job=await view.ask("GetBulkJob", job=_job(view)))

@@ -6,7 +6,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from tmc_common.protocol import admin_pb2
 from tmc_console.view import View
 
 _ALL = 1_000
@@ -15,10 +14,9 @@ _ALL = 1_000
 async def topics(view: View) -> Response:
     """topic: one of them; without it all."""
     name = view.query("topic")
-    found = (await view.ask("ListTopics", admin_pb2.ListTopicsRequest(page_size=_ALL))).topics
-    request = admin_pb2.ListSubscriptionsRequest(topic=name, page_size=_ALL)
+    found = (await view.ask("ListTopics", page_size=_ALL)).topics
     by_topic: dict[str, list[Any]] = {}
-    for each in (await view.ask("ListSubscriptions", request)).subscriptions:
+    for each in (await view.ask("ListSubscriptions", topic=name, page_size=_ALL)).subscriptions:
         if not each.removed_ms:
             by_topic.setdefault(each.topic, []).append(each)
     shown = [topic for topic in found if name in ("", topic.name)]
@@ -26,5 +24,5 @@ async def topics(view: View) -> Response:
 
 
 async def apps(view: View) -> Response:
-    found = await view.ask("ListApps", admin_pb2.ListAppsRequest(page_size=_ALL))
+    found = await view.ask("ListApps", page_size=_ALL)
     return view.page("apps.html", apps=found.apps)

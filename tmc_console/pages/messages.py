@@ -33,12 +33,10 @@ async def search(view: View) -> Response:
 
 async def _found(view: View, text: str, topic: str, state: Any, token: str) -> Any:
     if text:
-        search = admin_pb2.SearchMessagesRequest(text=text, topic=topic, page_size=PAGE_SIZE, page_token=token)
-        return await view.ask("SearchMessages", search)
-    newest = admin_pb2.ListMessagesRequest(
-        topic=topic, state=state, newest_first=True, page_size=PAGE_SIZE, page_token=token
+        return await view.ask("SearchMessages", text=text, topic=topic, page_size=PAGE_SIZE, page_token=token)
+    return await view.ask(
+        "ListMessages", topic=topic, state=state, newest_first=True, page_size=PAGE_SIZE, page_token=token
     )
-    return await view.ask("ListMessages", newest)
 
 
 async def page(view: View) -> Response:
@@ -46,8 +44,8 @@ async def page(view: View) -> Response:
     id_ = view.request.path_params["id"]
     shows_body = view.query("body") == "1" and view.session.operator.reads_bodies
     detail, timeline, why = await asyncio.gather(
-        view.ask("GetMessageDetail", admin_pb2.GetMessageDetailRequest(message_id=id_, without_body=not shows_body)),
-        view.ask("GetTimeline", admin_pb2.GetTimelineRequest(message_id=id_)),
-        view.ask("ExplainMessage", admin_pb2.ExplainMessageRequest(message_id=id_)),
+        view.ask("GetMessageDetail", message_id=id_, without_body=not shows_body),
+        view.ask("GetTimeline", message_id=id_),
+        view.ask("ExplainMessage", message_id=id_),
     )
     return view.page("message.html", detail=detail, timeline=timeline, why=why, shows_body=shows_body)

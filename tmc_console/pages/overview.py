@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from tmc_common.protocol import admin_pb2
 from tmc_console.center import Refused
 from tmc_console.view import View
 
@@ -22,8 +21,8 @@ _ORDER = {"red": 0, "amber": 1, "green": 2}
 
 
 async def page(view: View) -> Response:
-    found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
-    alerts = await view.ask("ListAlerts", admin_pb2.ListAlertsRequest(page_size=1_000))
+    found = await view.ask("GetOverview")
+    alerts = await view.ask("ListAlerts", page_size=1_000)
     lights = {
         (topic.topic, each.app, each.tag, each.removed): _of_subscription(each, found.now_ms)
         for topic in found.topics
@@ -107,7 +106,7 @@ async def events(view: View) -> Response:
         try:
             while sessions.find(cookie, is_used=False) is session and not await view.request.is_disconnected():
                 try:
-                    found = await view.ask("GetOverview", admin_pb2.GetOverviewRequest())
+                    found = await view.ask("GetOverview")
                 except Refused:
                     return
                 yield f"data: {json.dumps({'now': found.now_ms, **_totals(found)})}\n\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 from starlette.responses import Response
 
-from tmc_common.protocol import admin_pb2
 from tmc_common.spreadsheets import cell_of
 from tmc_console.view import PAGE_SIZE, View
 from tmc_console.words import utc
@@ -18,14 +18,14 @@ _PAGE = 1_000
 
 async def alerts(view: View) -> Response:
     resolved = view.query("resolved") == "1"
-    request = admin_pb2.ListAlertsRequest(resolved=resolved, page_size=PAGE_SIZE, page_token=view.query("page"))
-    found = await view.ask("ListAlerts", request)
-    silences = await view.ask("ListSilences", admin_pb2.ListSilencesRequest(page_size=_PAGE))
+    found = await view.ask("ListAlerts", resolved=resolved, page_size=PAGE_SIZE, page_token=view.query("page"))
+    silences = await view.ask("ListSilences", page_size=_PAGE)
     return view.page("alerts.html", found=found, silences=silences.silences, resolved=resolved)
 
 
-def _wanted(view: View, page_size: int, token: str) -> admin_pb2.ListAuditRequest:
-    return admin_pb2.ListAuditRequest(
+async def _entries(view: View, page_size: int, token: str) -> Any:
+    return await view.ask(
+        "ListAudit",
         actor=view.query("actor"),
         action=view.query("action"),
         subject=view.query("subject"),
@@ -36,7 +36,7 @@ def _wanted(view: View, page_size: int, token: str) -> admin_pb2.ListAuditReques
 
 
 async def audit(view: View) -> Response:
-    found = await view.ask("ListAudit", _wanted(view, PAGE_SIZE, view.query("page")))
+    found = await _entries(view, PAGE_SIZE, view.query("page"))
     return view.page("audit.html", found=found)
 
 
@@ -47,7 +47,7 @@ async def audit_csv(view: View) -> Response:
     write.writerow(("time", "operator", "from", "action", "subject", "reason", "change"))
     count, token = 0, ""
     while count < _MOST_EXPORTED:
-        found = await view.ask("ListAudit", _wanted(view, _PAGE, token))
+        found = await _entries(view, _PAGE, token)
         for entry in found.entries:
             cells = (entry.actor, entry.origin, entry.action, entry.subject, entry.reason, entry.change)
             write.writerow((utc(entry.at_ms), *map(cell_of, cells)))
@@ -62,11 +62,11 @@ async def audit_csv(view: View) -> Response:
 
 async def proposals(view: View) -> Response:
     pending = view.query("all") != "1"
-    request = admin_pb2.ListProposalsRequest(pending_only=pending, page_size=PAGE_SIZE, page_token=view.query("page"))
-    return view.page("proposals.html", found=await view.ask("ListProposals", request), pending=pending)
+    found = await view.ask("ListProposals", pending_only=pending, page_size=PAGE_SIZE, page_token=view.query("page"))
+    return view.page("proposals.html", found=found, pending=pending)
 
 
 async def operators(view: View) -> Response:
-    found = await view.ask("ListOperators", admin_pb2.ListOperatorsRequest(page_size=_PAGE))
-    seals = await view.ask("VerifyAudit", admin_pb2.VerifyAuditRequest()) if view.query("verify") == "1" else None
+    found = await view.ask("ListOperators", page_size=_PAGE)
+    seals = await view.ask("VerifyAudit") if view.query("verify") == "1" else None
     return view.page("operators.html", operators=found.operators, seals=seals)

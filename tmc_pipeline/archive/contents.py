@@ -145,7 +145,7 @@ class Archive:
         Counts and digests of what is read are compared with the manifests first.
         skip_missing: leave out folders that are gone or damaged instead of raising ArchiveDamaged.
         """
-        wanted = [self._folder(each) for each in partitions]
+        wanted = [self.compared(each) for each in partitions]
         # A page that cannot be read shows when it is read: what is to be left out must be known before.
         counted = self._counted(wanted, completely=skip_missing)
         return self._rows(_sound(counted, skip_missing)).select(*ARCHIVED.names)
@@ -155,7 +155,7 @@ class Archive:
 
         skip_missing: leave out folders that are gone or differ instead of raising ArchiveDamaged.
         """
-        return self._rows(_sound([self._folder(each) for each in partitions], skip_missing))
+        return self._rows(_sound([self.compared(each) for each in partitions], skip_missing))
 
     def numbers(self, partitions: Sequence[Partition]) -> DataFrame:
         """shard smallint, id bigint of the messages of these partitions; missing folders are left out."""
@@ -163,7 +163,7 @@ class Archive:
 
     def verify(self, partitions: Sequence[Partition]) -> Sequence[Folder]:
         """Return these partitions, after reading all columns of all rows, with what is wrong with each."""
-        return self._counted([self._folder(each) for each in partitions], completely=True)
+        return self._counted([self.compared(each) for each in partitions], completely=True)
 
     def listed(self, name: str) -> DataFrame:
         """Message numbers of a removal or open list: shard int, id bigint."""
@@ -189,7 +189,7 @@ class Archive:
             left += [f"messages/{name}" for name in self.folder.names("messages") if name.startswith("day=")]
         return left
 
-    def _folder(self, part: Partition) -> Folder:
+    def compared(self, part: Partition) -> Folder:
         """Compare it with its manifest in numbers of files and bytes."""
         size, problem = self.folder.size(part.place.folder), ""
         if size is None:
@@ -210,17 +210,17 @@ class Archive:
                     sums |= self._sums([each], completely)
                 except ArchiveDamaged as exc:
                     log.debug("%s", exc)
-                    sums[_key(each.part.place)] = None
+                    sums[each.part.place] = None
         return [each if each.problem else _compared(each, sums) for each in folders]
 
-    def _sums(self, folders: Sequence[Folder], completely: bool) -> dict[tuple[str, str, str], Any]:
+    def _sums(self, folders: Sequence[Folder], completely: bool) -> dict[Place, Any]:
         damaged = f.count_if(f.col("fingerprint") != fingerprint()) if completely else f.lit(0)
         rows = self._rows(folders).groupBy("run", "day", "topic")
         found = rows.agg(
             f.count(f.lit(1)).alias("messages"), f.bit_xor("fingerprint").alias("digest"), damaged.alias("damaged")
         )
         with translated():  # other failures, such as out of memory, say nothing about the files
-            return {(row.run, row.day, row.topic): row for row in found.collect()} if folders else {}
+            return {Place(run=row.run, day=row.day, topic=row.topic): row for row in found.collect()} if folders else {}
 
     def _rows(self, folders: Sequence[Folder]) -> DataFrame:
         """ARCHIVED with run string."""
@@ -231,13 +231,9 @@ class Archive:
             return read.parquet(*(each.path for each in folders)).select(*ARCHIVED.names, "run")
 
 
-def _key(place: Place) -> tuple[str, str, str]:
-    return place.run, place.day, place.topic
-
-
-def _compared(folder: Folder, sums: Mapping[tuple[str, str, str], Any]) -> Folder:
+def _compared(folder: Folder, sums: Mapping[Place, Any]) -> Folder:
     part = folder.part
-    sum_ = sums.get(_key(part.place))
+    sum_ = sums.get(part.place)
     if sum_ is None:
         problem = "cannot be read"
     elif sum_.messages != part.messages:

@@ -198,12 +198,9 @@ class Staging:
                 self.move()
                 self._refuse_the_incomplete(manifest)
                 self._folder.create(name, manifest.to_json())
-            except (
-                ArchiveDamaged,
-                JobFailed,
-            ):  # unless the next run has already finished this one, or takes its files back
+            except (ArchiveDamaged, JobFailed):
                 if not self.owner_of(manifest):
-                    raise
+                    raise  # else the next run has already finished this one, or takes its files back
             owner = self.owner_of(manifest)
         if owner != self.run:
             self.take_back(manifest)
@@ -224,16 +221,10 @@ class Staging:
     def _refuse_the_incomplete(self, manifest: Manifest) -> None:
         """Raise ArchiveDamaged if files or lists are gone: a run may have been killed, or its staging deleted."""
         for part in manifest.partitions:
-            size = self._folder.size(part.place.folder)
-            if size != (part.files, part.bytes):
-                found = (
-                    "are gone"
-                    if size is None
-                    else f"are {size[0]} with {size[1]} bytes, not {part.files} with {part.bytes}"
-                )
+            folder = self._archive.compared(part)
+            if folder.problem:
                 raise ArchiveDamaged(
-                    f"Run {manifest.run} cannot be published: its files in {self._folder.path(part.place.folder)} {found}. "
-                    "Bring them back from a backup."
+                    f"Run {manifest.run} cannot be published: {folder.path} {folder.problem}. Bring it back from a backup."
                 )
         for each in manifest.shards:
             if not self._folder.exists(f"removal/{manifest.run}/shard={each.shard}"):

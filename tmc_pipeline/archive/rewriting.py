@@ -7,7 +7,7 @@ are deleted a day later, so that a job that reads them can finish; those of eras
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,7 +27,7 @@ from tmc_pipeline.errors import ArchiveDamaged, CannotRun, JobFailed, translated
 from tmc_pipeline.frames import ARCHIVED, on_disk, small_table, without
 from tmc_server.domain.checks import DECIDED_BY_CHECK
 from tmc_server.domain.ids import MessageId, created_ms
-from tmc_server.domain.manifest import Chain, Erasure, Manifest, Partition, Removal, RemovedRun, Rewinding
+from tmc_server.domain.manifest import Chain, Erasure, Manifest, Partition, Place, Removal, RemovedRun, Rewinding
 
 log = logging.getLogger("tmc.pipeline")
 
@@ -41,7 +41,7 @@ _MANIFESTS = 24  # with more of them, a checkpoint is written
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """What a run did. folders: how many there were before and are now, of those that it touched."""
+    """What a run did. before, after: of the folders that it touched, how many there were and are."""
 
     before: int
     after: int
@@ -127,15 +127,10 @@ class Rewriting:
                 raise CannotRun(
                     f"{missing[0]} is not in the archive: nothing was erased. A run archives it once it has closed."
                 )
-            counts: dict[tuple[str, str], int] = defaultdict(int)
-            for part in parts:
-                counts[part.place.day, part.place.topic] += max(1, part.files)
-            self._write(staging, erased(rows, ids, now, reason), counts)
-            files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
-            sums = verified(files, sum(part.messages for part in parts))
+            expected = sum(part.messages for part in parts)
+            new, files = self._written(staging, erased(rows, ids, now, reason), _files_of(parts), expected)
             blanked = [int(row.fingerprint) for row in with_ids(files, ids).select("fingerprint").collect()]
             changes = reduce(xor, [*blanked, *(int(row.fingerprint) for row in wanted)])
-            new = by_folder(sums, staging)
             if _digest(new) != _digest(parts) ^ changes & _64_BITS:
                 raise JobFailed("Other rows than those to be erased changed. Nothing was published: run it again.")
             records = tuple(Erasure(message_id=str(each), at_ms=now, reason=reason) for each in ids)
@@ -188,18 +183,14 @@ class Rewriting:
             by_place = superseded.groupBy("run", "day", "topic").agg(
                 f.count(f.lit(1)).alias("messages"), f.bit_xor("fingerprint").alias("digest")
             )
-            gone = {(row.run, row.day, row.topic): row for row in by_place.collect()}
-            old = [part for part in staging.chain.partitions if _key_of(part) in gone]
+            gone = {Place(run=row.run, day=row.day, topic=row.topic): row for row in by_place.collect()}
+            old = [part for part in staging.chain.partitions if part.place in gone]
             messages = sum(row.messages for row in gone.values())
             left = sum(part.messages for part in old) - messages
             new: Sequence[Partition] = []
             if left:
-                counts: dict[tuple[str, str], int] = defaultdict(int)
-                for part in self._sound(old):
-                    counts[part.place.day, part.place.topic] += max(1, part.files)
-                self._write(staging, without(self._archive.placed(old), superseded), counts)
-                files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
-                new = by_folder(verified(files, left), staging)
+                kept = without(self._archive.placed(self._sound(old)), superseded)
+                new, _ = self._written(staging, kept, _files_of(old), left)
                 change = reduce(xor, (int(row.digest) for row in gone.values()))
                 if _digest(new) != _digest(old) ^ change & _64_BITS:
                     raise JobFailed(
@@ -254,16 +245,19 @@ class Rewriting:
         """Rewrite and publish the folders of one day, which were verified."""
         old = [part for parts in groups.values() for part in parts]
         counts = {key: planned_files(sum(part.bytes for part in parts), file_bytes) for key, parts in groups.items()}
-        self._write(staging, self._archive.placed(old), counts)  # verified above, and counted below
-        files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
-        new = by_folder(verified(files, sum(part.messages for part in old)), staging)
+        new, _ = self._written(staging, self._archive.placed(old), counts, sum(part.messages for part in old))
         if _digest(new) != _digest(old):
             raise JobFailed("The merged files have other rows than before. Nothing was published: run it again.")
         staging.publish(_manifest(staging, partitions=new, retired=old))
         return new
 
-    def _write(self, staging: Staging, rows: DataFrame, counts: Mapping[tuple[str, str], int]) -> None:
-        """Write rows, sorted by number so that readers can skip files. counts: number of files by day and topic."""
+    def _written(
+        self, staging: Staging, rows: DataFrame, counts: Mapping[tuple[str, str], int], expected: int
+    ) -> tuple[Sequence[Partition], DataFrame]:
+        """Write rows, sorted by number so that readers can skip files. counts: number of files by day and topic.
+
+        Returns: the new partitions, and what is read back of them. Raises JobFailed: those are not `expected` rows.
+        """
         plan, first = [], 0
         for (day, topic), files in counts.items():
             plan.append((day, topic, first, files))
@@ -279,6 +273,8 @@ class Rewriting:
             .options(**PLAIN)
             .parquet(staging.messages)
         )
+        files = self._spark.read.schema(ARCHIVED).parquet(staging.messages)
+        return by_folder(verified(files, expected), staging), files
 
     def _holding(self, chain: Chain, ids: Sequence[MessageId]) -> list[Partition]:
         """The partitions that have one of these messages."""
@@ -286,8 +282,8 @@ class Rewriting:
         parts = [part for part in chain.partitions if part.place.topic in topics and recent(part)]
         rows = self._archive.placed(parts, skip_missing=False)  # a message may be in several
         found = with_ids(rows, ids).select("run", "day", "topic").distinct().collect()
-        keys = {(row.run, row.day, row.topic) for row in found}
-        return [part for part in parts if (part.place.run, part.place.day, part.place.topic) in keys]
+        places = {Place(run=row.run, day=row.day, topic=row.topic) for row in found}
+        return [part for part in parts if part.place in places]
 
     def _purge(self, now_ms: int) -> None:
         for path in retired_before(self._archive.folder, now_ms - _KEPT_RETIRED_MS):
@@ -443,5 +439,9 @@ def _manifest(
     )
 
 
-def _key_of(part: Partition) -> tuple[str, str, str]:
-    return part.place.run, part.place.day, part.place.topic
+def _files_of(parts: Sequence[Partition]) -> Counter[tuple[str, str]]:
+    """Return how many files they have, by day and topic."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for part in parts:
+        counts[part.place.day, part.place.topic] += max(1, part.files)
+    return counts

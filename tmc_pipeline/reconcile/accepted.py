@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from tmc_pipeline.archive.contents import moment
 from tmc_pipeline.errors import CannotRun, translated
-from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.files import HadoopFolder, finished
 from tmc_pipeline.reconcile.outlines import noted_number
 from tmc_pipeline.reconcile.verdicts import DISCREPANCIES
 
@@ -70,14 +70,7 @@ class Acceptances:
 
         Returns: the run, and what was closed. Raises CannotRun: the last run has no such discrepancy.
         """
-        run = next(
-            (
-                each
-                for each in reversed(self._folder.names())
-                if not each.startswith("_") and self._folder.exists(f"{each}/summary.json")
-            ),
-            "",
-        )
+        run, _ = next(finished(self._folder), ("", {}))
         if not run:
             raise CannotRun("There is no reconciliation yet whose discrepancies could be accepted.")
         if verdict and verdict not in DISCREPANCIES:

@@ -24,9 +24,7 @@ CLAIM = t.StructType(
         t.StructField("message_key", t.StringType()),
         t.StructField("state", t.ShortType()),  # the center's: of the message, or of the consumption
         t.StructField("copies", t.IntegerType()),  # 1: the center has this row
-        t.StructField(
-            "expected", t.IntegerType()
-        ),  # 1: the subscription was in effect at the submit, and the row is missing
+        t.StructField("expected", t.IntegerType()),  # 1: missing, and the subscription was in effect at the submit
         t.StructField("strange", t.ShortType()),  # 1: nobody knows this subscription, or it was removed
         t.StructField("revoked", t.ShortType()),  # 1: cancelled, and its subscription was never removed
         t.StructField("canceled", t.ShortType()),  # 1: cancelled, and the audit trail says by whom
@@ -34,9 +32,7 @@ CLAIM = t.StructType(
         t.StructField("unprotected", t.ShortType()),  # 1: its key is free, and should not be
         t.StructField("ledgered", t.ShortType()),  # 1: the SDK's ledger should have it
         t.StructField("replayed", t.ShortType()),  # 1: sent again from the archive, so by no transaction
-        t.StructField(
-            "proper", t.ShortType()
-        ),  # of a replay: 1: topic, producer and key are those of its original's replay
+        t.StructField("proper", t.ShortType()),  # of a replay: 1: its topic, producer and key are as they have to be
         t.StructField("altered", t.ShortType()),  # 1: does not match the center's own digest
         t.StructField("content", t.LongType()),  # xxhash64 of body and content type
         t.StructField("identity", t.LongType()),  # xxhash64 of topic, key and attempt id

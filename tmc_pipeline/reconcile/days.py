@@ -23,11 +23,6 @@ Sum = tuple[int, int]  # rows, and the sum of their marks
 _NONE: Sum = (0, 0)
 
 
-def day_of_ms(ms: int) -> int:
-    """Days since the epoch."""
-    return ms // DAY_MS
-
-
 @dataclass(frozen=True, kw_only=True)
 class Days:
     """sums: by source (a key of ledgers.key_of), and day. from_ms: messages prepared earlier were never compared."""

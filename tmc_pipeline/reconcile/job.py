@@ -609,28 +609,18 @@ def _relations(
     for topic, subscriber in sorted(by_pair.keys() | matching.keys()):
         if subscriber not in subscribers:
             continue
-        row, matched_ = by_pair.get((topic, subscriber)), matching[topic, subscriber]
+        row, matched_, maybe = by_pair.get((topic, subscriber)), matching[topic, subscriber], unconfirmed[topic]
         committed, consumed, open_ = (row.committed, row.consumed, row.open) if row else (0, 0, 0)
         found.append(
-            _relation(
-                {
-                    "topic": topic,
-                    "subscriber": subscriber,
-                    "committed": committed + matched_,
-                    "consumed": consumed + matched_,
-                    "open": open_,
-                    "unconfirmed": unconfirmed[topic],
-                }
-            )
+            {
+                "topic": topic,
+                "subscriber": subscriber,
+                "committed": committed + matched_,
+                "consumed": consumed + matched_,
+                "open": open_,
+                "unconfirmed": maybe,
+                "relation": "committed <= consumed <= committed + unconfirmed" if maybe else "committed = consumed",
+                "holds": committed <= consumed <= committed + maybe,
+            }
         )
     return found
-
-
-def _relation(row: dict[str, Any]) -> dict[str, Any]:
-    if row["unconfirmed"]:
-        relation = "committed <= consumed <= committed + unconfirmed"
-        holds = row["committed"] <= row["consumed"] <= row["committed"] + row["unconfirmed"]
-    else:
-        relation = "committed = consumed"
-        holds = row["committed"] == row["consumed"]
-    return {**row, "relation": relation, "holds": holds}

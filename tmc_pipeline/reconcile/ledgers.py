@@ -223,13 +223,11 @@ class Ledgers:
     def lines(self, consumers: Sequence[LedgerSource]) -> DataFrame | None:
         """LINE of findings.py of all SDK inboxes; None: there are none."""
         places = {_place(each): each for each in consumers if each.is_sdk}
-        query = "(SELECT subscriber, topic, order_key, sequence FROM tmc_inbox_order) q"
+        query = "SELECT subscriber, topic, order_key, sequence FROM tmc_inbox_order"
         schema = "subscriber STRING, topic STRING, order_key STRING, sequence BIGINT"
         with translated():
             frames = [
-                self._spark.read.format("jdbc")
-                .options(**place.options(self._fetch), dbtable=query, customSchema=schema)
-                .load()
+                place.read(self._spark, query, schema, self._fetch)
                 for place in map(_database_of, places.values())
                 if place is not None
             ]
@@ -322,9 +320,8 @@ class Ledgers:
 
     def _small(self, place: Database, query: str, schema: str) -> Sequence[Any]:
         """A small result, here in the driver."""
-        options = {**place.options(self._fetch), "dbtable": f"({query}) q", "customSchema": schema}
-        found: Sequence[Any] = self._spark.read.format("jdbc").options(**options).load().collect()
-        return found
+        rows: Sequence[Any] = place.read(self._spark, query, schema, self._fetch).collect()
+        return rows
 
 
 def ranges(columns: Sequence[str], edges: Sequence[tuple[str, ...]]) -> list[str]:

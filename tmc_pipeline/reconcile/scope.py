@@ -7,7 +7,6 @@ What a run did not settle is kept beside its results, with sums over the notes a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from pyspark.sql import functions as f
 from tmc_pipeline.archive.contents import closed_since
 from tmc_pipeline.center import LISTED_AT_MOST, MessageRange
 from tmc_pipeline.errors import CannotRun
-from tmc_pipeline.files import HadoopFolder
+from tmc_pipeline.files import HadoopFolder, finished
 from tmc_pipeline.frames import on_disk
 from tmc_pipeline.reconcile.claims import REPLAY
 from tmc_pipeline.reconcile.days import Days, days_of
@@ -145,11 +144,9 @@ class State:
 
     def last(self) -> Left | None:
         """Return what was left open by the newest run that says how far it came; None: there is none."""
-        for run in reversed(self.folder.names()):
-            if not run.startswith("_") and self.folder.exists(f"{run}/summary.json"):
-                summary = json.loads(self.folder.read(f"{run}/summary.json"))
-                if "until_ms" in summary and self.folder.exists(f"{run}/{_DAYS}"):
-                    return self._left(run, int(summary["until_ms"]))
+        for run, summary in finished(self.folder):
+            if "until_ms" in summary and self.folder.exists(f"{run}/{_DAYS}"):
+                return self._left(run, int(summary["until_ms"]))
         return None
 
     def write(self, staging: str, found: DataFrame, noted: DataFrame | None, until_ms: int, before: Days) -> int:

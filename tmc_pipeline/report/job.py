@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
@@ -16,7 +15,7 @@ from pyspark.sql import functions as f
 from tmc_pipeline.archive.contents import Archive, closed_since, moment, subscriber_names
 from tmc_pipeline.center import CenterTables
 from tmc_pipeline.errors import translated
-from tmc_pipeline.files import HadoopFolder, runs_of, when_ms
+from tmc_pipeline.files import HadoopFolder, finished, when_ms
 from tmc_pipeline.frames import MESSAGE, on_disk, small_table, with_topic, without
 from tmc_pipeline.reconcile.verdicts import DISCREPANCIES
 from tmc_pipeline.report import figures, page
@@ -116,32 +115,23 @@ class Report:
 
     def _verdicts(self) -> page.Verdicts | None:
         """Return the verdicts of the last reconciliation, with some of its discrepancies."""
-        for run in reversed(self._reconciled.names() if self._reconciled is not None else []):
-            if self._reconciled is not None and self._reconciled.exists(f"{run}/summary.json"):
-                summary = json.loads(self._reconciled.read(f"{run}/summary.json"))
-                details = self._spark.read.parquet(self._reconciled.path(f"{run}/details.parquet"))
-                found = details.where(f.col("verdict").isin(*DISCREPANCIES)).select(
-                    "verdict", "message_id", "subscriber", "topic"
-                )
-                place = f.row_number().over(Window.partitionBy("verdict").orderBy("message_id", "subscriber"))
-                examples = found.withColumn("place", place).where(f.col("place") <= _EXAMPLES).drop("place").collect()
-                worst_first = sorted(examples, key=lambda row: -DISCREPANCIES.index(row.verdict))
-                rows = [row.asDict() for row in worst_first]
-                return page.Verdicts(run=run, summary=summary, examples=rows, trend=self._trend())
-        return None
-
-    def _trend(self) -> page.Rows:
-        """Return at_ms, verdict and count of the discrepancies of the last reconciliations, the oldest first."""
-        rows: list[dict[str, Any]] = []
-        assert self._reconciled is not None
-        for run in runs_of(self._reconciled)[-_TREND:]:
-            if self._reconciled.exists(f"{run}/summary.json"):
-                summary = json.loads(self._reconciled.read(f"{run}/summary.json"))
-                verdicts = summary["verdicts"]
-                rows += [
-                    {"at_ms": when_ms(run), "verdict": each, "count": verdicts.get(each, 0)} for each in DISCREPANCIES
-                ]
-        return rows
+        last = list(islice(finished(self._reconciled), _TREND)) if self._reconciled is not None else []
+        if self._reconciled is None or not last:
+            return None
+        run, summary = last[0]
+        details = self._spark.read.parquet(self._reconciled.path(f"{run}/details.parquet"))
+        found = details.where(f.col("verdict").isin(*DISCREPANCIES)).select(
+            "verdict", "message_id", "subscriber", "topic"
+        )
+        place = f.row_number().over(Window.partitionBy("verdict").orderBy("message_id", "subscriber"))
+        examples = found.withColumn("place", place).where(f.col("place") <= _EXAMPLES).drop("place").collect()
+        worst_first = sorted(examples, key=lambda row: -DISCREPANCIES.index(row.verdict))
+        trend = [
+            {"at_ms": when_ms(each), "verdict": verdict, "count": of["verdicts"].get(verdict, 0)}
+            for each, of in reversed(last)
+            for verdict in DISCREPANCIES
+        ]
+        return page.Verdicts(run=run, summary=summary, examples=[row.asDict() for row in worst_first], trend=trend)
 
     def _frames(self, both: DataFrame, hot: DataFrame, from_ms: int, to_ms: int) -> Mapping[str, DataFrame]:
         """The tables of the report. both: messages of the reported period and of the one before.

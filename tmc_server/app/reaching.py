@@ -42,17 +42,25 @@ def require_databases(config: Config, created: bool = False) -> None:
         raise CannotStart(str(exc)) from exc
 
 
-def wait_for_databases(config: Config, pause: Callable[[float], bool] | None = None) -> bool:
+def wait_for_databases(config: Config) -> bool:
     """Wait until every database answers, and say so at once, then every 30 seconds.
 
-    pause: sleeps for these seconds and says whether to stop; by default until SIGTERM or SIGINT.
     Returns: False when a signal asked it to stop.  Raises: CannotStart, this will not get better by waiting.
     """
-    if pause is not None:
-        return _wait(config, pause)
-    stopping = threading.Event()
+    stopping, silent_s = threading.Event(), _SAID_AGAIN_S
     with _signals(stopping):
-        return _wait(config, stopping.wait)
+        while True:
+            try:
+                _look(config, created=False)
+            except DatabaseAway as exc:
+                if silent_s >= _SAID_AGAIN_S:
+                    log.warning("database_awaited", "waiting for the database: %s", exc)
+                    silent_s = 0.0
+                if stopping.wait(_RETRY_S):
+                    return False
+                silent_s += _RETRY_S
+            else:
+                return True
 
 
 def run_when_possible(config: Config, run: Callable[[], None]) -> None:
@@ -73,22 +81,6 @@ def run_when_possible(config: Config, run: Callable[[], None]) -> None:
         with _signals(stopping):
             if stopping.wait(_RETRY_S):
                 return
-
-
-def _wait(config: Config, pause: Callable[[float], bool]) -> bool:
-    silent_s = _SAID_AGAIN_S
-    while True:
-        try:
-            _look(config, created=False)
-        except DatabaseAway as exc:
-            if silent_s >= _SAID_AGAIN_S:
-                log.warning("database_awaited", "waiting for the database: %s", exc)
-                silent_s = 0.0
-            if pause(_RETRY_S):
-                return False
-            silent_s += _RETRY_S
-        else:
-            return True
 
 
 @contextmanager
@@ -113,7 +105,7 @@ def _look(config: Config, created: bool) -> None:
             _connect(url, created)
 
 
-def _connect(url: sa.URL, created: bool, setting: str = "[store]") -> None:
+def _connect(url: sa.URL, created: bool) -> None:
     dialect = dialect_of(url.get_backend_name())
     server = f"{url.host or 'localhost'}:{url.port or dialect.port}"
     try:
@@ -123,7 +115,7 @@ def _connect(url: sa.URL, created: bool, setting: str = "[store]") -> None:
         raise driver_missing(exc) from exc
     except (TypeError, sa.exc.ProgrammingError) as exc:  # the driver's own text quotes the option
         raise CannotStart(
-            f"The URL of {setting} has an option behind its ? that the database driver does not know."
+            "The URL of [store] has an option behind its ? that the database driver does not know."
         ) from exc
     except NoPrimary as exc:
         raise DatabaseAway(f"The database at {server} takes no writes. {exc}") from exc
@@ -132,7 +124,7 @@ def _connect(url: sa.URL, created: bool, setting: str = "[store]") -> None:
             case Refusal.USER:
                 raise CannotStart(
                     f"The database at {server} refuses the user {url.username or ''!r}: check user, password and rights "
-                    f"in the URL of {setting}."
+                    f"in the URL of [store]."
                 ) from exc
             case Refusal.DATABASE:
                 if created:

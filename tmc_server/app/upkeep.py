@@ -38,16 +38,11 @@ class Wakeup:
             duty.wake()
 
 
-class Beating:
-    """This server's sign of life."""
-
-    def __init__(self, nodes: NodeSlots) -> None:
-        self._nodes = nodes
-
-    def run_once(self) -> bool:
-        kept = self._nodes.run_once()
-        METRICS.servers_alive.set(len(self._nodes.alive))
-        return not kept
+def beat(nodes: NodeSlots) -> bool:
+    """Give this server's sign of life. Returns: whether to try again at once."""
+    kept = nodes.run_once()
+    METRICS.servers_alive.set(len(nodes.alive))
+    return not kept
 
 
 class ShardKeeping:
@@ -136,31 +131,20 @@ class CatalogFollowing:
             self._finish(frozenset(catalog.superseded))
 
 
-class NotingLogins:
-    """Writes failed logins into the audit trail: a flood of them becomes a few rows."""
+def note_logins(failed: FailedLogins, trail: AuditTrail) -> None:
+    """Write failed logins into the audit trail: a flood of them becomes a few rows."""
 
-    def __init__(self, failed: FailedLogins, trail: AuditTrail) -> None:
-        self._failed = failed
-        self._trail = trail
+    def note(login: FailedLogin) -> None:
+        what = f"{login.count} in a minute; the last one as app {login.app} from {login.peer}"
+        trail.add("center", "failed logins", f"credentials {login.kind}", what)
 
-    def run_once(self) -> None:
-        self._failed.write(self._note)
-
-    def _note(self, failed: FailedLogin) -> None:
-        what = f"{failed.count} in a minute; the last one as app {failed.app} from {failed.peer}"
-        self._trail.add("center", "failed logins", f"credentials {failed.kind}", what)
+    failed.write(note)
 
 
-class StayingAlone:
-    """The exclusive lock of one database."""
-
-    def __init__(self, database: Database, die: Callable[[], None]) -> None:
-        self._database = database
-        self._die = die
-
-    def run_once(self) -> None:
-        try:
-            self._database.hold_exclusively()
-        except DatabaseTaken as exc:
-            log.critical("database_shared", "%s", exc)
-            self._die()
+def stay_alone(database: Database, die: Callable[[], None]) -> None:
+    """Hold the exclusive lock of a database, or die."""
+    try:
+        database.hold_exclusively()
+    except DatabaseTaken as exc:
+        log.critical("database_shared", "%s", exc)
+        die()

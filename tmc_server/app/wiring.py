@@ -19,7 +19,7 @@ from tmc_server.app.outlets import Outlets
 from tmc_server.app.run_mode import RunMode
 from tmc_server.app.sso import SingleSignOn
 from tmc_server.app.submission import submission
-from tmc_server.app.upkeep import Beating, CatalogFollowing, NotingLogins, ShardKeeping, StayingAlone, Wakeup
+from tmc_server.app.upkeep import CatalogFollowing, ShardKeeping, Wakeup, beat, note_logins, stay_alone
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
@@ -240,7 +240,7 @@ def wire(
     sinks = sinks_of(config.alerts)
     beat_s = min(1.0, config.server.lease_seconds / 6)
     duties = [
-        Periodic("node", Beating(store.nodes).run_once, beat_s),
+        Periodic("node", partial(beat, store.nodes), beat_s),
         *(Periodic("leases", keeping.run_once, beat_s) for keeping in shard_keeping),
         *_redelivering(parts, outlets, redelivery),
         *_ordering(store, parts),
@@ -254,7 +254,7 @@ def wire(
         Periodic("counting", counting.run_once, _COUNTING_S),
         Periodic("traffic", shared_traffic.run_once, _TRAFFIC_S),
         *(Periodic("sealing", each.seal, _SEALING_S) for each in seals),
-        Periodic("logins", NotingLogins(served.edge.authentication.failed, trail).run_once, _LOGINS_S),
+        Periodic("logins", partial(note_logins, served.edge.authentication.failed, trail), _LOGINS_S),
         *_gauging(config, store, parts),
         *sso.duties(),
         *outlets.duties(),
@@ -630,7 +630,7 @@ def _archive_of(url: str, store: OpenStore) -> ArchiveFolder:
 
 def _staying_alone(store: OpenStore, die: Callable[[], None]) -> list[Periodic]:
     databases = store.shards.databases if store.is_alone else []
-    return [Periodic("alone", StayingAlone(database, die).run_once, _EXCLUSIVE_S) for database in databases]
+    return [Periodic("alone", partial(stay_alone, database, die), _EXCLUSIVE_S) for database in databases]
 
 
 def _gauging(config: Config, store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:

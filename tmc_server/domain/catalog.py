@@ -86,7 +86,7 @@ WEBHOOK, WEBHOOK_BATCH = WEBHOOKS = ("webhook", "webhook-batch")
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Where a forwarding subscription sends. kind: rabbitmq, or the name of an entry point; "": it has a queue of its own.
+    """Where a forwarding subscription sends. kind: rabbitmq, a webhook, or the name of an entry point.
 
     target: the exchange or topic there.  key: routing key; "": the message's own key. A header FORWARD_KEY wins.
     """

@@ -41,10 +41,6 @@ class Periodic:
     def start(self) -> None:
         self._thread.start()
 
-    def run_now(self) -> bool:
-        """Run once in the caller's thread, for duties that were not started. Returns: there may be more to do at once."""
-        return self._run()
-
     def wake(self) -> None:
         """Run now instead of at the end of the period. From any thread."""
         self._wake.set()
@@ -59,10 +55,11 @@ class Periodic:
     def _loop(self) -> None:
         while not self._stopping:
             self._wake.clear()
-            if not self._run() and not self._stopping:
+            if not self.run_now() and not self._stopping:
                 self._wake.wait(self._every_s)
 
-    def _run(self) -> bool:
+    def run_now(self) -> bool:
+        """Run once in the caller's thread. Never raises. Returns: whether there may be more to do at once."""
         try:
             more = bool(self._run_once())
         except Exception as exc:

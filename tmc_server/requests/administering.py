@@ -35,7 +35,6 @@ from tmc_server.domain.ports.delivery import Forwarding
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.servers import ServerView, ShardPlace
 from tmc_server.domain.queue_names import LONGEST, queue_name
-from tmc_server.domain.views import ConsumptionView, MessageView
 from tmc_server.errors import (
     AppUnknown,
     InvalidField,
@@ -51,7 +50,6 @@ _WAITS = 8  # changes that are awaited at once; the next ones wait for their tur
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Placed = TypeVar("Placed", MessageView, ConsumptionView)
 
 
 class Administering:

@@ -24,7 +24,7 @@ _SIZES = {1: 8, 5: 4}
 def check_fields(data: bytes, descriptor: Descriptor) -> None:
     """Raises MalformedRequest when a message in it has more fields than any valid one."""
     if len(data) > _SMALL_BYTES and _dense(data):
-        _walk(data, 0, len(data), _known(descriptor))
+        _walk(data, 0, len(data), descriptor)
 
 
 def _dense(data: bytes) -> bool:
@@ -32,22 +32,14 @@ def _dense(data: bytes) -> bool:
     return sum(data.count(tag) for tag in (b"\x0a", b"\x8a", b"\x2a", b"\xaa")) * _DENSE > len(data)
 
 
-class _Known:
-    """The fields of a message type that hold messages themselves, by number."""
-
-    def __init__(self, descriptor: Descriptor) -> None:
-        self.inner: Mapping[int, _Known] = {
-            field.number: _known(field.message_type) for field in descriptor.fields if field.message_type is not None
-        }
-
-
 @cache
-def _known(descriptor: Descriptor) -> _Known:
-    return _Known(descriptor)
+def _inner(descriptor: Descriptor) -> Mapping[int, Descriptor]:
+    """Return the types of the fields that hold messages themselves, by number."""
+    return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
 
 
-def _walk(data: bytes, at: int, end: int, message: _Known) -> None:
-    fields = 0
+def _walk(data: bytes, at: int, end: int, descriptor: Descriptor) -> None:
+    fields, known = 0, _inner(descriptor)
     while at < end:
         fields += 1
         if fields > _MOST_FIELDS:
@@ -58,7 +50,7 @@ def _walk(data: bytes, at: int, end: int, message: _Known) -> None:
             _, at = _varint(data, at, end)
         elif kind == _LENGTH_DELIMITED:
             size, at = _varint(data, at, end)
-            inner = message.inner.get(tag >> 3)
+            inner = known.get(tag >> 3)
             if inner is not None and at + size <= end:
                 _walk(data, at, at + size, inner)
             at += size

@@ -163,7 +163,7 @@ def _undecided(shard: Shard) -> sa.Select[Any]:
 def _is_failure(
     table: sa.Table, shard: Shard, subscriptions: Mapping[SubscriptionNumber, int], fingerprint: str
 ) -> sa.ColumnElement[bool]:
-    """The same for deliveries. fingerprint: of their error; "": any."""
+    """Return the condition of deliveries that failed. fingerprint: of their error; "": any."""
     same = (
         failed.c.shard == shard,
         failed.c.topic_no.in_(sorted(set(subscriptions.values()))),

@@ -42,6 +42,11 @@ class ShardStatements:
     def _for_messages(self, message: sa.Table) -> None:
         self.insert_messages = InsertRows(message, without=CHECK_COLUMNS)
         self.delete_messages = message.delete().where(by_ids(message.c.id))
+        with_keys = (
+            message.c.topic_no == sa.bindparam("topic"),
+            message.c.producer_tag == sa.bindparam("tag"),
+            by_ids(message.c.message_key, "keys"),
+        )
         # topic, tag, keys: the live messages that hold these keys.
         self.live_by_keys = sa.select(
             message.c.id,
@@ -51,16 +56,12 @@ class ShardStatements:
             message.c.digest,
             message.c.state,
         ).where(
-            message.c.topic_no == sa.bindparam("topic"),
-            message.c.producer_tag == sa.bindparam("tag"),
-            by_ids(message.c.message_key, "keys"),
+            *with_keys,
             message.c.live == 1,
         )
         # topic, tag, keys: all attempts with these keys, live or rolled back.
         self.attempts_by_keys = sa.select(message.c.id, message.c.message_key, message.c.attempt_id).where(
-            message.c.topic_no == sa.bindparam("topic"),
-            message.c.producer_tag == sa.bindparam("tag"),
-            by_ids(message.c.message_key, "keys"),
+            *with_keys,
         )
         # topic, tag, key, attempt: one attempt, live or rolled back; waits for a transaction that works on it.
         self.by_attempt_waiting = (
@@ -141,10 +142,8 @@ class ShardStatements:
                 consumption,
             )
         )
-        self.existing_consumptions = sa.select(consumption.c.message_id).where(
-            consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id)
-        )
         those = (consumption.c.subscription_no == sa.bindparam("subscription"), by_ids(consumption.c.message_id))
+        self.existing_consumptions = sa.select(consumption.c.message_id).where(*those)
         self.states = ByIds(sa.select(consumption.c.message_id, consumption.c.state).where(*those))
         self.sequences = ByIds(sa.select(consumption.c.message_id, consumption.c.sequence).where(*those))
         # ids: by subscription; now
@@ -162,8 +161,7 @@ class ShardStatements:
             by_primary(
                 consumption.update()
                 .where(
-                    consumption.c.subscription_no == sa.bindparam("subscription"),
-                    by_ids(consumption.c.message_id),
+                    *those,
                     consumption.c.state == sa.bindparam("old_state"),
                     consumption.c.attempt == sa.bindparam("old_attempt"),
                 )
@@ -190,8 +188,7 @@ class ShardStatements:
             by_primary(
                 consumption.update()
                 .where(
-                    consumption.c.subscription_no == sa.bindparam("subscription"),
-                    by_ids(consumption.c.message_id),
+                    *those,
                     has_state(consumption.c.state, c.sources(c.ConsumptionEvent.REACTIVATE)),
                 )
                 .values(
@@ -214,8 +211,7 @@ class ShardStatements:
             by_primary(
                 consumption.update()
                 .where(
-                    consumption.c.subscription_no == sa.bindparam("subscription"),
-                    by_ids(consumption.c.message_id),
+                    *those,
                     has_state(consumption.c.state, c.sources(c.ConsumptionEvent.HURRY)),
                 )
                 .values(

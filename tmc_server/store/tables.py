@@ -555,7 +555,7 @@ audit_head = sa.Table(
     **_OPTIONS,
 )
 
-# In the database of the catalog. Two of them are in every database.
+# In the database of the catalog. audit, audit_head and database_identity are in every database.
 CATALOG_TABLES = (
     meta,
     operator,

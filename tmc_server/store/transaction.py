@@ -21,7 +21,10 @@ from tmc_server.store.sql import InsertRows, Literals
 from tmc_server.store.statements import ShardStatements
 
 Hook = Callable[[str], None]
-"""Called at named points of a transaction; tests park a thread there. Points: begin, read, locked, buried, written, committed."""
+"""Called at named points of a transaction; tests park a thread there.
+
+Points: begin, read, locked, lines locked, buried, written, committed.
+"""
 
 
 def no_hook(_point: str) -> None:

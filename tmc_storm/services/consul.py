@@ -9,17 +9,15 @@ from __future__ import annotations
 import atexit
 import json
 import shutil
-import subprocess
 import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tmc_storm.eventually import eventually
 from tmc_storm.services.cache import cache
 from tmc_storm.services.ports import free_port
-from tmc_storm.services.suspending import Suspendable
+from tmc_storm.services.service import Service
 
 
 def found() -> str | None:
@@ -36,7 +34,7 @@ def program() -> str:
     return path
 
 
-class Consul(Suspendable):
+class Consul(Service):
     """One private agent; `address` is host:port of its HTTP interface."""
 
     def __init__(self, keep: bool = False, **settings: Any) -> None:
@@ -47,7 +45,6 @@ class Consul(Suspendable):
         (self.home / "agent.json").write_text(json.dumps(settings))
         self.port = free_port()
         self._ports = [free_port() for _ in range(3)]
-        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
@@ -57,32 +54,23 @@ class Consul(Suspendable):
     def start(self) -> None:
         """An empty catalog every time: a development agent keeps nothing."""
         serf_lan, serf_wan, rpc = self._ports
-        with open(self.home / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    program(),
-                    "agent",
-                    "-dev",
-                    "-bind=127.0.0.1",
-                    "-client=127.0.0.1",
-                    f"-http-port={self.port}",
-                    "-dns-port=-1",
-                    "-grpc-port=-1",
-                    f"-serf-lan-port={serf_lan}",
-                    f"-serf-wan-port={serf_wan}",
-                    f"-server-port={rpc}",
-                    "-log-level=warn",
-                    f"-config-file={self.home}/agent.json",
-                ],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        eventually(self._answers, seconds=60)
+        ports = [f"-http-port={self.port}", "-dns-port=-1", "-grpc-port=-1", f"-server-port={rpc}"]
+        serf = [f"-serf-lan-port={serf_lan}", f"-serf-wan-port={serf_wan}"]
+        here = ["-bind=127.0.0.1", "-client=127.0.0.1"]
+        self._run(
+            [
+                program(),
+                "agent",
+                "-dev",
+                *here,
+                *ports,
+                *serf,
+                "-log-level=warn",
+                f"-config-file={self.home}/agent.json",
+            ]
+        )
 
     def _answers(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
         try:
             with urllib.request.urlopen(f"http://{self.address}/v1/status/leader", timeout=1) as answer:
                 return answer.read() not in (b'""', b"")

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from tmc_storm.eventually import eventually
 from tmc_storm.services.cache import cache
 from tmc_storm.services.ports import end, free_port
-from tmc_storm.services.suspending import Suspendable
+from tmc_storm.services.service import Service
 
 DAEMON = next((p for p in ("/usr/sbin/mariadbd", "/usr/libexec/mariadbd") if os.path.exists(p)), "mariadbd")
 
@@ -53,7 +52,7 @@ def _prepared_directory() -> Path:
     return prepared
 
 
-class MariaDB(Suspendable):
+class MariaDB(Service):
     """One private server. `url(database)` gives its SQLAlchemy address; root has no password."""
 
     def __init__(
@@ -80,7 +79,6 @@ class MariaDB(Suspendable):
         ]
         if not (self.home / "data").exists():
             shutil.copytree(_prepared_directory(), self.home / "data")
-        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
@@ -98,13 +96,9 @@ class MariaDB(Suspendable):
             *_user(),
             *self._options,
         ]
-        with open(self.home / "log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        eventually(self._answers, seconds=60)
+        self._run(command)
 
     def _answers(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
         with socket.socket() as probe:
             probe.settimeout(1)
             return probe.connect_ex((self.host, self.port)) == 0 and bool(probe.recv(1))

@@ -23,6 +23,13 @@ def free_port() -> int:
         return port
 
 
+def accepts(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether something takes connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
+
+
 def end(process: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:
     """Send a signal and wait; a process that is still there after 20 s is killed."""
     if process is None or process.poll() is not None:

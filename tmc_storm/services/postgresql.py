@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tmc_storm.eventually import eventually
-from tmc_storm.services.ports import end, free_port
-from tmc_storm.services.suspending import Suspendable
+from tmc_storm.services.ports import accepts, end, free_port
+from tmc_storm.services.service import Service
 
 BINARIES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/bin"))
 _SUPERUSER = "tmc"
@@ -35,7 +33,7 @@ def as_postgres() -> list[str]:
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
 
 
-class PostgreSQL(Suspendable):
+class PostgreSQL(Service):
     """One private server. `url(database)` gives its SQLAlchemy address; user tmc has no password."""
 
     def __init__(
@@ -69,7 +67,6 @@ class PostgreSQL(Suspendable):
             ]
         command = [*as_postgres(), str(BINARIES / make[0]), *make[1:]]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self.home)
-        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
@@ -81,23 +78,11 @@ class PostgreSQL(Suspendable):
             **self._settings,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        with open(self.home / "log", "ab") as log:
-            self.process = subprocess.Popen(
-                [*as_postgres(), BINARIES / "postgres", "-D", self.home / "data", *options],
-                stdout=log,
-                stderr=log,
-                cwd=self.home,
-                start_new_session=True,
-            )
-        eventually(self._answers, seconds=60)
+        self._run([*as_postgres(), BINARIES / "postgres", "-D", self.home / "data", *options], cwd=self.home)
 
     def _answers(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, (self.home / "log").read_text()[-2000:]
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            if probe.connect_ex((self.host, self.port)) != 0:
-                return False
+        if not accepts(self.port, self.host):
+            return False
         try:
             self.run_sql("SELECT 1")
         except sa.exc.OperationalError:  # it is still starting up

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,8 @@ import pika
 
 from tmc_common.amqp import connect
 from tmc_storm.eventually import eventually
-from tmc_storm.services.ports import free_port
+from tmc_storm.services.ports import accepts, free_port
+from tmc_storm.services.service import Service
 
 LIBRARY = Path("/usr/lib/rabbitmq/bin")
 
@@ -28,7 +28,7 @@ def _script(name: str) -> str:
     return str(found[-1] if found else LIBRARY / name)
 
 
-class RabbitMQ:
+class RabbitMQ(Service):
     """One private broker; guest:guest. `url` is what the center and pika take. home: keep the data there.
 
     epmd_port, cookie: of a node that runs already, so that the nodes of a cluster find each other; 0, "": its own.
@@ -72,7 +72,6 @@ class RabbitMQ:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(epmd_port or free_port()),
         }
-        self.process: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
         if not epmd_port:
             self._epmd = self._start_epmd()
@@ -98,34 +97,22 @@ class RabbitMQ:
         with open(self.home / "epmd", "ab") as log:
             command = ["epmd", "-port", port, "-address", "127.0.0.1"]
             epmd = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        eventually(lambda: self._open(int(port)))
+        eventually(lambda: accepts(int(port)))
         return epmd
 
     def start(self) -> None:
         """Start the node, and wait until it takes connections and, a moment later, commands."""
-        with open(self.home / "output", "ab") as log:
-            self.process = subprocess.Popen(
-                [_script("rabbitmq-server")], env=self._environment, stdout=log, stderr=log, start_new_session=True
-            )
-        eventually(self._answers, seconds=120)
+        self._run([_script("rabbitmq-server")], seconds=120, env=self._environment)
         self.control("await_startup")
 
     def _answers(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, (self.home / "output").read_text()[-3000:]
-        if not self._open(self.port):
+        if not accepts(self.port):
             return False
         try:
             self.connect().close()
         except pika.exceptions.AMQPError:
             return False
         return True
-
-    @staticmethod
-    def _open(port: int) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            return probe.connect_ex(("127.0.0.1", port)) == 0
 
     def connect(self) -> pika.BlockingConnection:
         return connect(pika.URLParameters(self.url))
@@ -139,15 +126,14 @@ class RabbitMQ:
 
     def suspend(self) -> None:
         """It takes no more and answers nothing. Returns when every thread has stopped: a signal takes its time."""
+        super().suspend()
         assert self.process is not None
         group = self.process.pid
-        os.killpg(group, signal.SIGSTOP)
         eventually(lambda: all(state == "T" for state in _states_of(group)))
 
-    def resume(self) -> None:
-        """Let it run on after `suspend`."""
+    def _signal(self, number: signal.Signals) -> None:
         assert self.process is not None
-        os.killpg(self.process.pid, signal.SIGCONT)
+        os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
         """Kill -9 of the node and of everything it started."""

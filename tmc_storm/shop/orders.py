@@ -26,6 +26,7 @@ class Order:
     key: str
     topic: str
     number: int = 0
+    order_key: str = ""
     text: str = ""
     delay_s: int = 0
     is_refused: bool = False

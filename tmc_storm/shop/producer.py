@@ -172,7 +172,7 @@ class Shop:
 
     def _publish(self, publish: Callable[[Order], None], order: Order) -> None:
         """publish: returns when the message is stored."""
-        self._note_begun(order.key)
+        self._insist_on_books(books.begun, {"message_key": order.key})
         row = order.row()  # its time before the call
         publish(order)
         self._insist_on_books(books.sent, row)
@@ -181,7 +181,13 @@ class Shop:
         attempt = tmc.new_attempt_id()
         self._insist(
             lambda: self._center.publish(
-                order.topic, order.body, key=order.key, delay=order.delay, attempt_id=attempt, timeout=_PATIENCE
+                order.topic,
+                order.body,
+                key=order.key,
+                order_key=order.order_key,
+                delay=order.delay,
+                attempt_id=attempt,
+                timeout=_PATIENCE,
             )
         )
 
@@ -192,29 +198,12 @@ class Shop:
         while not self._closed.wait(due_s - time.monotonic()):
             due_s = max(due_s, time.monotonic() - _DEBT_S) + pace_s
             number += 1
+            key = f"{order_key}.order.{number}"
+            order = Order(key=key, topic=books.ACCOUNT, number=number, order_key=order_key)
             try:
-                self._publish_next(order_key, number)
+                self._publish(self._publish_by_sdk, order)
             except Exception as exc:
-                self._note(f"{order_key}.order.{number}", exc)
-
-    def _publish_next(self, order_key: str, number: int) -> None:
-        order = Order(key=f"{order_key}.order.{number}", topic=books.ACCOUNT, number=number)
-        attempt = tmc.new_attempt_id()
-        self._note_begun(order.key)
-        self._insist(
-            lambda: self._center.publish(
-                order.topic,
-                order.body,
-                key=order.key,
-                order_key=order_key,
-                attempt_id=attempt,
-                timeout=_PATIENCE,
-            )
-        )
-        self._insist_on_books(books.sent, order.row())
-
-    def _note_begun(self, key: str) -> None:
-        self._insist_on_books(books.begun, {"message_key": key})
+                self._note(key, exc)
 
     def _insist(self, call: Callable[[], object]) -> None:
         """Call until it is answered: the same attempt, so it counts once."""

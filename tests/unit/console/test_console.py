@@ -10,9 +10,9 @@ import pytest
 from starlette.requests import Request
 
 import tmc_console
+from tmc_common.admin_calls import SERVICE
 from tmc_common.protocol import admin_pb2, types_pb2
 from tmc_console.actions import ACTIONS
-from tmc_console.center import SERVICE
 from tmc_console.chinese import CHINESE
 from tmc_console.guards import is_ours, local_path
 from tmc_console.sessions import IDLE_S, LONGEST_S, WRITING_S, Sessions

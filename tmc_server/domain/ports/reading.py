@@ -36,9 +36,9 @@ class RowReader(Protocol):
         """Return what operators did to this message and its deliveries, one by one, in order."""
 
     def pauses(self, subjects: Sequence[str], since_ms: int) -> Sequence[OperatorAct]:
-        """Return when these topics and subscriptions, named as in the audit trail, were paused and resumed since
-        then, or before if they
-        still were.
+        """Return when these topics and subscriptions, named as in the audit trail, were paused and resumed.
+
+        since_ms: not before that, unless they still were.
         """
 
     def bulk_items(self, message: MessageView) -> Sequence[DeliveryJob]: ...

@@ -164,12 +164,7 @@ class FileLock:
         """The lock is a file of its own: it is held until no connection is open."""
 
     def close(self) -> None:
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
-
-    def forget(self) -> None:
-        """Forget the lock in a forked child: it is the parent's, and ends with it."""
+        """Let go of it. In a forked child, it stays the parent's, and ends with it."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -180,7 +175,7 @@ _LOCKS: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 def _in_child() -> None:
     for lock in list(_LOCKS):
-        lock.forget()
+        lock.close()
 
 
 os.register_at_fork(after_in_child=_in_child)
