@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +13,7 @@ from tmc_server.domain.alerts import NoticeEvent, Silence, remind_after_ms, sile
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import Alert, alert_id
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.store.engines import Database, StoreConflict, repeated
+from tmc_server.store.engines import Database, StoreConflict, repeated, repeating
 from tmc_server.store.episodes import Episodes, OpenEpisode, ended, groups_of, note_empty, samples_of
 from tmc_server.store.notices import WAITING, of_episode, withdraw
 from tmc_server.store.tables import alert, episode, notice
@@ -74,10 +73,8 @@ class SqlAlertOutbox:
         except sa.exc.IntegrityError:
             return  # another server has written it already
 
+    @repeating
     def group(self, sinks: Sequence[str], limit: int) -> int:
-        return repeated(partial(self._group, sinks, limit))
-
-    def _group(self, sinks: Sequence[str], limit: int) -> int:
         alerts = self.unsent(limit)
         if alerts:
             with self._database.transaction() as connection:
@@ -141,19 +138,18 @@ class SqlAlertOutbox:
             now = self._database.now(connection)
             over, turned = ended(connection, now)
         if turned:
-            repeated(partial(self._note_empty, turned, now))
+            self._note_empty(turned, now)
         return sum(self.end(row) for row in over)
 
+    @repeating
     def _note_empty(self, turned: Sequence[Any], now: int) -> None:
         with self._database.transaction() as connection:
             for row in turned:
                 note_empty(connection, row, now)
 
+    @repeating
     def end(self, row: Any) -> bool:
         """End an episode, unless there are further alerts. row: as it was read."""
-        return repeated(partial(self._end, row))
-
-    def _end(self, row: Any) -> bool:
         with self._database.transaction() as connection:
             now = self._database.now(connection)
             same = (episode.c.id == row.id, episode.c.open == 1, episode.c.alerts == row.alerts)
@@ -228,21 +224,17 @@ class SqlAlertOutbox:
         )
         return connection.execute(notice.update().where(*same).values(claim=claim, due_ms=due_ms)).rowcount == 1
 
+    @repeating
     def mark_sent(self, notices: Sequence[Alert]) -> None:
-        def write() -> None:
-            with self._database.transaction() as connection:
-                now = self._database.now(connection)
-                connection.execute(self._mine(notices).values(due_ms=None, sent_ms=now))
+        with self._database.transaction() as connection:
+            now = self._database.now(connection)
+            connection.execute(self._mine(notices).values(due_ms=None, sent_ms=now))
 
-        repeated(write)
-
+    @repeating
     def put_back(self, notices: Sequence[Alert], after_ms: int) -> None:
-        def write() -> None:
-            with self._database.transaction() as connection:
-                due_ms = self._database.now(connection) + after_ms
-                connection.execute(self._mine(notices).values(claim=0, due_ms=due_ms))
-
-        repeated(write)
+        with self._database.transaction() as connection:
+            due_ms = self._database.now(connection) + after_ms
+            connection.execute(self._mine(notices).values(claim=0, due_ms=due_ms))
 
     def _mine(self, notices: Sequence[Alert]) -> sa.Update:
         return notice.update().where(

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from tmc_common.eventlog import EventLog
 from tmc_server.domain.views import SealReport
 from tmc_server.metrics import METRICS
-from tmc_server.store.engines import Database, StoreConflict, repeated
+from tmc_server.store.engines import Database, StoreConflict, repeating
 from tmc_server.store.shard_map import place_of
 from tmc_server.store.tables import audit, audit_head
 
@@ -41,11 +41,9 @@ class AuditSeals:
         self._seen = (0, _NOTHING)
         self.is_rewound = False
 
+    @repeating
     def seal(self) -> bool:
         """Seal a page of rows. Returns: there may be more."""
-        return repeated(self._seal)
-
-    def _seal(self) -> bool:
         waiting = sa.select(audit).where(audit.c.seal_no.is_(None)).order_by(audit.c.id).limit(_PAGE)
         with self._database.reading() as connection:
             if connection.execute(waiting.limit(1)).first() is None:

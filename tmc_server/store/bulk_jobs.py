@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +23,7 @@ from tmc_server.domain.ports.bulk import Match, NewBulkJob
 from tmc_server.errors import InvalidField
 from tmc_server.store.auditing import act, record
 from tmc_server.store.descriptions import Described, descriptions
-from tmc_server.store.engines import Database, ShardMap, StoreConflict, repeated
+from tmc_server.store.engines import Database, ShardMap, StoreConflict, repeated, repeating
 from tmc_server.store.records import record_of
 from tmc_server.store.selecting import BEFORE_ALL, page_of
 from tmc_server.store.sql import number_of
@@ -59,10 +58,8 @@ class SqlBulkStore:
                     some += [_match(connection, place, number, is_failed) for number in wanted]
         return total, some
 
+    @repeating
     def start(self, new: NewBulkJob) -> BulkJob:
-        return repeated(partial(self._start, new))
-
-    def _start(self, new: NewBulkJob) -> BulkJob:
         catalog = self._shards.catalog
         with catalog.transaction() as connection:
             known = connection.execute(sa.select(bulk_job).where(bulk_job.c.dry_run == new.dry_run)).one_or_none()
@@ -88,18 +85,16 @@ class SqlBulkStore:
             record(connection, act(now, new.actor, "start bulk job", subject, reason=new.reason))
             return _job(connection.execute(_one(number)).one())
 
+    @repeating
     def stop(self, actor: str, number: BulkJobNumber, reason: str) -> BulkJob | None:
-        def write() -> BulkJob | None:
-            catalog = self._shards.catalog
-            with catalog.transaction() as connection:
-                now = catalog.now(connection)
-                running = (bulk_job.c.id == number, bulk_job.c.stopped_ms.is_(None), bulk_job.c.finished_ms.is_(None))
-                if connection.execute(bulk_job.update().where(*running).values(stopped_ms=now)).rowcount:
-                    record(connection, act(now, actor, "stop bulk job", f"job {number}", reason=reason))
-                row = connection.execute(_one(number)).one_or_none()
-                return None if row is None else _job(row)
-
-        return repeated(write)
+        catalog = self._shards.catalog
+        with catalog.transaction() as connection:
+            now = catalog.now(connection)
+            running = (bulk_job.c.id == number, bulk_job.c.stopped_ms.is_(None), bulk_job.c.finished_ms.is_(None))
+            if connection.execute(bulk_job.update().where(*running).values(stopped_ms=now)).rowcount:
+                record(connection, act(now, actor, "stop bulk job", f"job {number}", reason=reason))
+            row = connection.execute(_one(number)).one_or_none()
+            return None if row is None else _job(row)
 
     def job(self, number: BulkJobNumber) -> BulkJob | None:
         with self._shards.catalog.reading() as connection:

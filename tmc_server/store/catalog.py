@@ -32,7 +32,7 @@ from tmc_server.errors import (
     TopicUnknown,
 )
 from tmc_server.store.auditing import differences
-from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, repeating
+from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key
 from tmc_server.store.catalog_rows import (
     app_of,
     forward_of,
@@ -44,6 +44,7 @@ from tmc_server.store.catalog_rows import (
     target_of,
     topic_of,
 )
+from tmc_server.store.engines import repeating
 from tmc_server.store.operators import known_operators
 from tmc_server.store.records import columns_of
 from tmc_server.store.sql import number_of

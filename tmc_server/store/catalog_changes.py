@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
 from tmc_server.errors import StoreUnavailable
 from tmc_server.store.auditing import act, record
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database
 from tmc_server.store.tables import meta
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def new_key() -> str:
@@ -28,16 +23,6 @@ def new_key() -> str:
 def hash_of(key: str) -> bytes:
     """Keys are random, so one fast hash is enough to store them."""
     return hashlib.sha256(key.encode()).digest()
-
-
-def repeating(change: Callable[P, T]) -> Callable[P, T]:
-    """Run a change again when it loses against another one."""
-
-    @functools.wraps(change)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        return repeated(lambda: change(*args, **kwargs))
-
-    return run
 
 
 class CatalogChanges:

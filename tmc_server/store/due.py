@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +15,7 @@ from tmc_server.domain.ports.delivery import Claimed
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.store.batch import ShardWriter
 from tmc_server.store.claims import claim_due
-from tmc_server.store.engines import ShardMap, repeated
+from tmc_server.store.engines import ShardMap, repeated, repeating
 from tmc_server.store.journal import JournalRow, values_of
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.scanning import DueIndex, earliest_delivery
@@ -77,8 +76,9 @@ class SqlDueWork:
         queued = [each.number for each in subscriptions if each.number not in posted]
         anything = dict.fromkeys(gone, 0)  # what was to be posted waited in the memory of the server
         places = [(numbers, since) for numbers, since in ((queued, gone), (posted, anything)) if numbers and gone]
-        return repeated(partial(self._rescue_page, shard, places, lease.guard)) if places else 0
+        return self._rescue_page(shard, places, lease.guard) if places else 0
 
+    @repeating
     def _rescue_page(
         self, shard: Shard, places: Sequence[tuple[Sequence[int], Mapping[int, int]]], guard: Mapping[str, int]
     ) -> int:

@@ -6,11 +6,12 @@ rolled back: run it again); anything else is a bug.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
@@ -24,6 +25,7 @@ from tmc_server.store.dialects.hosts import NoPrimary
 
 log = EventLog("tmc.store")
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 _CLOCK_FOR_S = 1.5  # the look at the catalog brings it every second
 _CLOCK_ERROR_MS = 125.0  # as long as it may be off by more, a reading is repeated
@@ -267,6 +269,16 @@ def repeated(run: Callable[[], Result], tries: int = 5) -> Result:
         except StoreConflict as exc:
             lost = exc
     raise RowLocked from lost
+
+
+def repeating(transaction: Callable[P, Result]) -> Callable[P, Result]:
+    """Run it again while it loses against others, see `repeated`."""
+
+    @functools.wraps(transaction)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Result:
+        return repeated(lambda: transaction(*args, **kwargs))
+
+    return run
 
 
 class ShardMap:

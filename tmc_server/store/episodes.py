@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +13,7 @@ from tmc_server.domain.alerts import KINDS, MOST_OPEN, OTHER_ERRORS, SETTLED_MS,
 from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ports.alerts import Alert, Episode
 from tmc_server.store.auditing import act, record
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, repeating
 from tmc_server.store.notices import withdraw
 from tmc_server.store.records import record_of
 from tmc_server.store.sql import number_of
@@ -170,10 +169,8 @@ class SqlEpisodeStore:
         with self._database.reading() as connection:
             return connection.execute(query).scalar() or ""
 
+    @repeating
     def acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
-        return repeated(partial(self._acknowledge, actor, number, reason))
-
-    def _acknowledge(self, actor: str, number: int, reason: str) -> Episode | None:
         mine = episode.c.id == number
         with self._database.transaction() as connection:
             now = self._database.now(connection)

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.numbers import Shard
-from tmc_server.store.engines import Database, StoreConflict, repeated
+from tmc_server.store.engines import Database, StoreConflict, repeating
 from tmc_server.store.tables import lease
 
 WITHOUT_OWNER_MS = 2_000  # any server may take a shard that had no owner for this long, even above its fair share
@@ -88,12 +88,13 @@ class ShardLeases:
         if not renew and self._held.keys() == set(self._shards) and set(self._sharing()) <= {me}:
             return False  # all is ours and nobody else is there: nothing to take, nothing to give
         before = self._held
-        held, written = repeated(lambda: self._turn(me, renew))
+        held, written = self._turn(me, renew)
         if written:
             self._renewed = began
         self._held = held
         return held != before
 
+    @repeating
     def _turn(self, me: int, renew: bool) -> tuple[dict[Shard, ShardLease], bool]:
         """Returns: what is held, and whether all of it was taken or renewed just now."""
         now, rows = self._read()
@@ -171,8 +172,9 @@ class ShardLeases:
         held, self._held = self._held, {}
         me = next(iter(held.values())).owner if held else None
         if me is not None:
-            repeated(lambda: self._release(me, sorted(held)))
+            self._release(me, sorted(held))
 
+    @repeating
     def _release(self, me: int, shards: Sequence[Shard]) -> None:
         with self._database.transaction() as connection:
             self._free(connection, me, shards, self._database.now(connection))

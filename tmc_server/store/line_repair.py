@@ -16,7 +16,7 @@ from tmc_server.domain.ordering import OrderMode, releases_next
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.ordering import Repaired
 from tmc_server.store.batch import ShardWriter
-from tmc_server.store.engines import repeated
+from tmc_server.store.engines import repeating
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.lines import Lines
 from tmc_server.store.statements import statements_of
@@ -48,7 +48,7 @@ class SqlLineWork:
         if not suspects:
             return Repaired(after=end, examined=len(page))
         strays = {each for each in suspects if page[each].strays}
-        done = repeated(lambda: self._repair(shard, subscription, suspects, strays, limit, wait))
+        done = self._repair(shard, subscription, suspects, strays, limit, wait)
         more = done.released + done.cancelled == limit  # of these lines
         return done + Repaired(after=after if more else end, examined=len(page))
 
@@ -63,6 +63,7 @@ class SqlLineWork:
             rows = connection.execute(statements_of(shard).lines.page, {**which, "before": before})
             return {OrderHash(row.order_hash): row for row in rows}
 
+    @repeating
     def _repair(
         self,
         shard: Shard,

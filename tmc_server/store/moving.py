@@ -35,7 +35,7 @@ from tmc_server.errors import RowLocked, StoreUnavailable, TmcError
 from tmc_server.store.auditing import act, record
 from tmc_server.store.dialects.contract import Recording
 from tmc_server.store.dialects.postgresql import without_nul
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, repeated, repeating
 from tmc_server.store.move_hold import Held, MoveRefused
 from tmc_server.store.shard_map import place_of
 from tmc_server.store.sql import InsertRows
@@ -321,34 +321,29 @@ class ShardMove:
         if not self._set((shard_move.c.run == self._run, shard_move.c.step < MoveStep.MOVED), **values):
             raise self._taken
 
+    @repeating
     def _set(self, which: Sequence[sa.ColumnElement[bool]], **values: Any) -> bool:
         """Returns: whether there was such a row. A step raises the catalog's version, so that servers hear of it."""
-
-        def note() -> bool:
-            with self._catalog.transaction() as connection:
-                if "step" in values:
-                    connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
-                mine = shard_move.update().where(shard_move.c.shard == self._shard, *which)
-                now = self._catalog.now(connection)
-                return connection.execute(mine.values(updated_ms=now, **values)).rowcount == 1
-
-        return repeated(note)
+        with self._catalog.transaction() as connection:
+            if "step" in values:
+                connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
+            mine = shard_move.update().where(shard_move.c.shard == self._shard, *which)
+            now = self._catalog.now(connection)
+            return connection.execute(mine.values(updated_ms=now, **values)).rowcount == 1
 
     @property
     def _taken(self) -> MoveRefused:
         return MoveRefused(f"Another command works on the move of shard {self._shard}: leave it to that one.")
 
+    @repeating
     def _end(self, action: str) -> None:
-        def end() -> None:
-            with self._catalog.transaction() as connection:
-                now = self._catalog.now(connection)
-                connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
-                mine = shard_move.delete().where(shard_move.c.shard == self._shard, shard_move.c.run == self._run)
-                if connection.execute(mine).rowcount != 1:
-                    raise self._taken
-                record(connection, act(now, _ACTOR, action, f"shard {self._shard}"))
-
-        repeated(end)
+        with self._catalog.transaction() as connection:
+            now = self._catalog.now(connection)
+            connection.execute(meta.update().values(catalog_version=meta.c.catalog_version + 1))
+            mine = shard_move.delete().where(shard_move.c.shard == self._shard, shard_move.c.run == self._run)
+            if connection.execute(mine).rowcount != 1:
+                raise self._taken
+            record(connection, act(now, _ACTOR, action, f"shard {self._shard}"))
 
     # -- recording and copying ---------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from tmc_server.domain.ids import SLOTS, IdGenerator
 from tmc_server.domain.ports.servers import ServerRun
 from tmc_server.errors import NoIdentity
 from tmc_server.store.activation import LONGEST_STALE_MS
-from tmc_server.store.engines import Database, StoreConflict, repeated, wall_clock_ms
+from tmc_server.store.engines import Database, StoreConflict, repeating, wall_clock_ms
 from tmc_server.store.records import record_of
 from tmc_server.store.tables import node_slot, server
 
@@ -103,8 +103,9 @@ class NodeSlots:
         self._catalog_version = version
         lease = self.lease
         if lease is not None:
-            repeated(lambda: self._write_version(lease, version))
+            self._write_version(lease, version)
 
+    @repeating
     def _write_version(self, lease: Lease, version: int) -> None:
         with self._database.transaction() as connection:
             mine = server.update().where(server.c.incarnation == lease.incarnation)
@@ -181,7 +182,7 @@ class NodeSlots:
                 with self._database.reading() as connection:
                     self._read_members(connection)
             return True
-        kept, until = repeated(lambda: self._extend(lease))
+        kept, until = self._extend(lease)
         if kept:
             self._beat = beat
             self.ids.lease(lease.slot, 0, until)
@@ -191,6 +192,7 @@ class NodeSlots:
         self.acquire()
         return False
 
+    @repeating
     def _extend(self, lease: Lease) -> tuple[bool, int]:
         with self._database.transaction() as connection:
             now = self._database.now(connection)
@@ -228,8 +230,9 @@ class NodeSlots:
             return
         high = self.ids.high_ms + 1
         self.ids.lease(lease.slot, 0, 0)
-        repeated(lambda: self._free(lease, high, all_answered))
+        self._free(lease, high, all_answered)
 
+    @repeating
     def _free(self, lease: Lease, high_ms: int, all_answered: bool) -> None:
         with self._database.transaction() as connection:
             connection.execute(

@@ -13,7 +13,8 @@ from tmc_common.eventlog import EventLog
 from tmc_server.domain.operators import KnownOperators, Operator, Role, Token
 from tmc_server.errors import InvalidField, NameTaken, OperatorUnknown
 from tmc_server.store.auditing import differences
-from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key, repeating
+from tmc_server.store.catalog_changes import CatalogChanges, hash_of, new_key
+from tmc_server.store.engines import repeating
 from tmc_server.store.tables import operator
 
 log = EventLog("tmc.catalog")

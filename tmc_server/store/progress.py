@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import sqlalchemy as sa
 
 from tmc_server.domain.ports.delivery import QueueProgress
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, repeating
 from tmc_server.store.tables import queue_progress as table
 
 _FORGET_MS = 86_400_000
@@ -25,9 +25,10 @@ class SqlQueueProgress:
         me = self._incarnation()
         if me is None:
             return False
-        repeated(lambda: self._write(me, seen))
+        self._write(me, seen)
         return True
 
+    @repeating
     def _write(self, me: int, seen: Sequence[QueueProgress]) -> None:
         """One row per queue and server run, so that no two servers write the same one."""
         with self._database.transaction() as connection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +18,7 @@ from tmc_server.domain.proposals import (
 )
 from tmc_server.errors import ProposalClosed, ProposalUnknown
 from tmc_server.store.auditing import act, record
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, repeating
 from tmc_server.store.records import record_of
 from tmc_server.store.sql import number_of
 from tmc_server.store.tables import proposal
@@ -31,10 +30,8 @@ class SqlProposals:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @repeating
     def propose(self, new: NewProposal) -> Proposal:
-        return repeated(partial(self._propose, new))
-
-    def _propose(self, new: NewProposal) -> Proposal:
         with self._database.transaction() as connection:
             now = self._database.now(connection)
             pending = sa.select(proposal).where(*_pending(now), proposal.c.digest == new.digest)
@@ -61,10 +58,8 @@ class SqlProposals:
         with self._database.reading() as connection:
             return _found(connection, number, self._database.now(connection))
 
+    @repeating
     def decide(self, actor: str, number: ProposalNumber, state: ProposalState, reason: str) -> Proposal:
-        return repeated(partial(self._decide, actor, number, state, reason))
-
-    def _decide(self, actor: str, number: ProposalNumber, state: ProposalState, reason: str) -> Proposal:
         with self._database.transaction() as connection:
             now = self._database.now(connection)
             decided = {"state": int(state), "decided_by": actor, "decided_ms": now, "decision_reason": reason}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,7 +10,7 @@ import sqlalchemy as sa
 from tmc_server.domain.ids import first_number
 from tmc_server.domain.numbers import NO_MESSAGE, MessageNumber, Shard
 from tmc_server.domain.ports.retention import Position
-from tmc_server.store.engines import Database, StoreConflict, repeated
+from tmc_server.store.engines import Database, StoreConflict, repeating
 from tmc_server.store.leases import ShardLeases
 from tmc_server.store.statements import statements_of
 from tmc_server.store.tables import alert, bulk_item, bulk_progress, episode, notice, tombstone
@@ -61,28 +60,23 @@ class ClosedMessages:
         with self._database.reading() as connection:
             return list(connection.execute(statements_of(shard).removable, which).scalars())
 
+    @repeating
     def remove(
         self, shard: Shard, numbers: Sequence[MessageNumber], before_ms: int, then: Position | None = None
     ) -> int:
         sql = statements_of(shard)
-
-        def run() -> int:
-            with self._database.transaction() as connection:
-                removed = 0
-                connection.execute(sql.fence)
-                known = self._lock(connection, shard)
-                at = then or Position(known.run, known.position)
-                horizon = max(known.horizon_ms, before_ms)
-                connection.execute(
-                    sql.note_retention, {"horizon": horizon, "new_run": at.run, "new_position": at.number}
-                )
-                if numbers:
-                    removed = sql.remove_messages.run(connection, sorted(numbers), before=before_ms).rowcount
-                    for belongings in sql.remove_belongings:
-                        belongings.run(connection, sorted(numbers))
-                return removed
-
-        return repeated(run)
+        with self._database.transaction() as connection:
+            removed = 0
+            connection.execute(sql.fence)
+            known = self._lock(connection, shard)
+            at = then or Position(known.run, known.position)
+            horizon = max(known.horizon_ms, before_ms)
+            connection.execute(sql.note_retention, {"horizon": horizon, "new_run": at.run, "new_position": at.number})
+            if numbers:
+                removed = sql.remove_messages.run(connection, sorted(numbers), before=before_ms).rowcount
+                for belongings in sql.remove_belongings:
+                    belongings.run(connection, sorted(numbers))
+            return removed
 
     def _lock(self, connection: sa.Connection, shard: Shard) -> Any:
         """The shard's row, made at its first use."""
@@ -112,7 +106,7 @@ class ClosedMessages:
             with self._database.reading() as connection:
                 found = list(connection.execute(query.limit(limit), {"before": before_ms}).scalars())
             if found:
-                total += repeated(partial(self._delete, column, sorted(found)))
+                total += self._delete(column, sorted(found))
         return total + self._forget_bulk_jobs(before_ms, limit)
 
     def _forget_bulk_jobs(self, before_ms: int, limit: int) -> int:
@@ -128,9 +122,10 @@ class ClosedMessages:
                 for row in old
             ]
         for job, shard, numbers in items:
-            total += repeated(partial(self._forget_items, job, shard, sorted(set(numbers))))
+            total += self._forget_items(job, shard, sorted(set(numbers)))
         return total
 
+    @repeating
     def _forget_items(self, job: int, shard: Shard, numbers: Sequence[MessageNumber]) -> int:
         """Forget them from the first page on: a reconciliation must not take what is left for all there was."""
         with self._database.transaction() as connection:
@@ -140,6 +135,7 @@ class ClosedMessages:
             some = (bulk_item.c.job_id == job, bulk_item.c.shard == shard, bulk_item.c.message_id.in_(numbers))
             return connection.execute(bulk_item.delete().where(*some)).rowcount
 
+    @repeating
     def _delete(self, column: sa.Column[Any], values: Sequence[Any]) -> int:
         with self._database.transaction() as connection:
             return connection.execute(column.table.delete().where(column.in_(values))).rowcount

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from tmc_server.domain.catalog import App
 from tmc_server.domain.ports.checks import Instance
 from tmc_server.errors import Retryable
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, repeating
 from tmc_server.store.tables import sender
 
 SEEN_FOR_MS = 3_600_000
@@ -63,7 +63,7 @@ class SqlSeenSenders:
         while waiting:
             app, places = waiting.popitem()
             try:
-                repeated(lambda app=app, places=places: self._write(app, places))  # type: ignore[misc]
+                self._write(app, places)
             except Retryable:
                 self._put_back({**waiting, app: places})
                 raise
@@ -75,6 +75,7 @@ class SqlSeenSenders:
                 both = places | self._waiting.get(app, {})
                 self._waiting[app] = dict(itertools.islice(both.items(), MOST_WAITING))
 
+    @repeating
     def _write(self, app: int, places: Mapping[tuple[str, str], bytes]) -> None:
         """One transaction per app: a flood of one is no burden of another."""
         with self._database.transaction() as connection:

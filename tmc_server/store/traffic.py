@@ -6,12 +6,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import sqlalchemy as sa
 
 from tmc_server.domain.ports.reading import Flow
-from tmc_server.store.engines import Database, repeated
+from tmc_server.store.engines import Database, repeating
 from tmc_server.store.tables import traffic as table
 
 _CURRENT_MS = 30_000  # rows that are older are of servers that are gone, or idle
@@ -63,10 +62,11 @@ class SqlTraffic:
         window_ms, self._since = max(1, round((now - self._since) * 1000)), now
         flows = self._written | set(counts)
         if me is not None and flows:
-            repeated(partial(self._write, me, {flow: counts[flow] for flow in flows}, window_ms))
+            self._write(me, {flow: counts[flow] for flow in flows}, window_ms)
             self._written = set(counts)
         return False
 
+    @repeating
     def _write(self, me: int, counts: Mapping[Flow, int], window_ms: int) -> None:
         with self._database.transaction() as connection:
             now = self._database.now(connection)
