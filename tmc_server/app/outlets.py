@@ -70,6 +70,7 @@ class Outlets:
         self._catalog = catalog
         self._alerts = alerts
         self._progress = progress
+        self._loop = loop
         self.answers = CopyAnswers(loop, catalog)
         self.answers.raise_alert = self.raise_alert
         self._raised: dict[_Raised, str] = {}
@@ -204,6 +205,11 @@ class Outlets:
         for forwarder in set(self._forwarders.values()):
             if hasattr(forwarder, "start"):
                 forwarder.start()
+
+    def finish(self, subscriptions: frozenset[SubscriptionNumber]) -> None:
+        """End the streams of these subscriptions. From any thread."""
+        if self.streams is not None:
+            self._loop.call_soon_threadsafe(self.streams.finish, subscriptions)
 
     def stop(self) -> bool:
         """Wait for copies in flight. Returns: True if none has to be handed over again. Blocks."""

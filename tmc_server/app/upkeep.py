@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from tmc_common.eventlog import EventLog
 from tmc_server.app.outlets import Outlets
 from tmc_server.domain.catalog import Catalog
-from tmc_server.domain.numbers import SubscriptionNumber
 from tmc_server.domain.ports.reading import AuditTrail
 from tmc_server.duties.periodic import Periodic
 from tmc_server.duties.rescuing import Rescuing
@@ -93,7 +92,7 @@ class ShardKeeping:
 class CatalogFollowing:
     """Keeps the copy of the catalog current, and applies a new one to what is running, whichever thread read it.
 
-    die, finish: called from this duty's thread: the server cannot continue; streams of these subscriptions must end.
+    die: called from this duty's thread: the server cannot continue.
     """
 
     def __init__(
@@ -102,13 +101,11 @@ class CatalogFollowing:
         outlets: Outlets,
         shards: ShardMap,
         die: Callable[[], None],
-        finish: Callable[[frozenset[SubscriptionNumber]], None],
     ) -> None:
         self._watch = watch
         self._outlets = outlets
         self._shards = shards
         self._die = die
-        self._finish = finish
         self._followed = 0  # version of the catalog
 
     def run_once(self) -> bool:
@@ -128,7 +125,7 @@ class CatalogFollowing:
             )
             self._die()
         if catalog.superseded:
-            self._finish(frozenset(catalog.superseded))
+            self._outlets.finish(frozenset(catalog.superseded))
 
 
 def note_logins(failed: FailedLogins, trail: AuditTrail) -> None:

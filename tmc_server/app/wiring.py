@@ -23,7 +23,7 @@ from tmc_server.app.upkeep import CatalogFollowing, ShardKeeping, Wakeup, beat, 
 from tmc_server.archives.folder import ArchiveFolder
 from tmc_server.config import Config
 from tmc_server.delivery.window import UNCERTAIN_MS
-from tmc_server.domain.numbers import Shard, SubscriptionNumber
+from tmc_server.domain.numbers import Shard
 from tmc_server.domain.ports.alerts import EpisodeStore
 from tmc_server.domain.ports.checks import Asking
 from tmc_server.domain.ports.reading import AuditTrail, TrafficReader
@@ -147,6 +147,7 @@ class _Part:
     leases: ShardLeases
     due: SqlDueWork
     lines: SqlLineWork
+    standing: StandingCounts
     outbox: SqlAlertOutbox
 
 
@@ -176,21 +177,10 @@ def wire(
     checks = Checks(config, discovery.instances)
     traffic = Traffic()
     shared_traffic = SqlTraffic(store.shards.catalog, traffic, store.nodes.incarnation)
-    writers = _writers(store, outlets, traffic)
-    commit = _group_commit(config, store, writers, loop, die)
+    parts = [_part(store, outlets, traffic, database, outbox) for database, outbox in outboxes.items()]
+    commit = _group_commit(config, store, parts, loop, die)
     outlets.answers.performer = commit
-    parts = [_part(store, writers[database], outbox) for database, outbox in outboxes.items()]
-    checking = [
-        Checking(
-            SqlDueChecks(part.writer, part.leases, store.watch),
-            checks.asking,
-            store.watch,
-            asking.notify,
-            monotonic=mode.monotonic,
-            run=_at_once if mode.is_manual else None,
-        )
-        for part in parts
-    ]
+    checking = _checking(store, checks, parts, asking, mode)
     counting = Counting(store.watch, OpenCounts(store.shards), outlets.unacked_near_limit)
     sso = SingleSignOn(config.oidc)
     seals = _seals(config, store)
@@ -203,15 +193,7 @@ def wire(
         outlets,
         discovery,
         asking=checks.asking,
-        writers=writers,
-        lines={part.database: part.lines for part in parts},
-        counts=[
-            (
-                StandingCounts(part.database, part.leases, store.watch),
-                partial(store.shards.shards_in, part.database),
-            )
-            for part in parts
-        ],
+        parts=parts,
         traffic=shared_traffic,
         commit=commit,
         gauge=counting,
@@ -222,21 +204,15 @@ def wire(
     )
     doors = Periodic("doors", served.edge.doorkeeper.sweep, _DOORS_S)
     served.edge.doorkeeper.wake = doors.wake
-
-    def finish(subscriptions: frozenset[SubscriptionNumber]) -> None:
-        if outlets.streams is not None:
-            loop.call_soon_threadsafe(outlets.streams.finish, subscriptions)
-
-    leases = [part.leases for part in parts]
     sharing = submission(
         config,
         served.desk,
         loop,
-        lambda: {shard for each in leases for shard in each.held()},
+        lambda: {shard for part in parts for shard in part.leases.held()},
         outlets.raise_topic_alert,
     )
     shard_keeping = _shard_keeping(config, store, parts, redelivery)
-    following = CatalogFollowing(store.watch, outlets, store.shards, die, finish)
+    following = CatalogFollowing(store.watch, outlets, store.shards, die)
     sinks = sinks_of(config.alerts)
     beat_s = min(1.0, config.server.lease_seconds / 6)
     duties = [
@@ -307,20 +283,6 @@ def _at_once(work: Callable[[], None]) -> None:
     work()
 
 
-def _writers(store: OpenStore, outlets: Outlets, traffic: Traffic) -> dict[Database, ShardWriter]:
-    return {
-        database: ShardWriter(
-            database,
-            store.watch,
-            outlets.outlet,
-            store.nodes.incarnation,
-            take_back=lambda copies, now: outlets.answers.give_back(copies, tried_ms=now),
-            traffic=traffic,
-        )
-        for database in store.shards.databases
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Served:
     """What callers reach."""
@@ -339,9 +301,7 @@ def _serve(
     discovery: Discovery,
     *,
     asking: Asking,
-    writers: Mapping[Database, ShardWriter],
-    lines: Mapping[Database, SqlLineWork],
-    counts: Sequence[tuple[StandingCounts, Callable[[], Sequence[Shard]]]],
+    parts: Sequence[_Part],
     traffic: TrafficReader,
     commit: ShardedGroupCommit,
     gauge: OpenGauge,
@@ -352,9 +312,13 @@ def _serve(
 ) -> _Served:
     """The use cases and the RPCs in front of them. Raises OSError: the port is taken."""
     catalog, reader = store.watch, Reader(store.shards)
+    by_database = {part.database: part for part in parts}
+
+    def part_of(shard: Shard) -> _Part:
+        return by_database[store.shards.holder(shard)]
 
     def writer_of(shard: Shard) -> ShardWriter:
-        return writers[store.shards.holder(shard)]
+        return part_of(shard).writer
 
     first_use = _first_use(config, store) if mode.is_open else None
     rate = RateLimiter(config.limits.items_per_second)
@@ -392,7 +356,7 @@ def _serve(
         catalog=catalog,
         reader=reader,
         performer=commit,
-        lines=lambda shard: lines[store.shards.holder(shard)],
+        lines=lambda shard: part_of(shard).lines,
         change=administering.change,
         replaying=SqlReplays(writer_of, store.nodes.ids),
     )
@@ -421,7 +385,11 @@ def _serve(
                 catalog, lookup, reader, outlets.outlet.look_only, next(iter(desks.values())).open_detail
             ),
             timelines=Timelines(catalog, lookup, reader),
-            overviewing=Overviewing(catalog, counts, traffic),
+            overviewing=Overviewing(
+                catalog,
+                [(part.standing, partial(store.shards.shards_in, part.database)) for part in parts],
+                traffic,
+            ),
             auditing=Auditing(trail),
             searching=Searching(catalog, lookup, SqlKeySearch(store.shards), SqlFailures(store.shards)),
             bulk=BulkJobs(SqlBulkStore(store.shards), catalog),
@@ -456,8 +424,16 @@ def _http(
     return server
 
 
-def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Part:
-    database, nodes = writer.database, store.nodes
+def _part(store: OpenStore, outlets: Outlets, traffic: Traffic, database: Database, outbox: SqlAlertOutbox) -> _Part:
+    nodes = store.nodes
+    writer = ShardWriter(
+        database,
+        store.watch,
+        outlets.outlet,
+        nodes.incarnation,
+        take_back=lambda copies, now: outlets.answers.give_back(copies, tried_ms=now),
+        traffic=traffic,
+    )
     leases = ShardLeases(
         database,
         partial(store.shards.usable_in, database),
@@ -465,25 +441,31 @@ def _part(store: OpenStore, writer: ShardWriter, outbox: SqlAlertOutbox) -> _Par
         lambda: [run.incarnation for run in nodes.alive if not run.drained],
         store.lease_ms,
     )
-    due = SqlDueWork(writer, leases, store.watch)
-    lines = SqlLineWork(writer, leases, store.watch)
-    return _Part(database=database, writer=writer, leases=leases, due=due, lines=lines, outbox=outbox)
+    return _Part(
+        database=database,
+        writer=writer,
+        leases=leases,
+        due=SqlDueWork(writer, leases, store.watch),
+        lines=SqlLineWork(writer, leases, store.watch),
+        standing=StandingCounts(database, leases, store.watch),
+        outbox=outbox,
+    )
 
 
 def _group_commit(
     config: Config,
     store: OpenStore,
-    writers: Mapping[Database, ShardWriter],
+    parts: Sequence[_Part],
     loop: asyncio.AbstractEventLoop,
     die: Callable[[], None],
 ) -> ShardedGroupCommit:
     limits = config.limits
     whereabouts = Following(store.shards, store.watch)
     commits = {
-        database: GroupCommit(
-            writers[database],
+        part.database: GroupCommit(
+            part.writer,
             Limits(
-                lanes=1 if database.dialect.has_one_writer else limits.lanes,
+                lanes=1 if part.database.dialect.has_one_writer else limits.lanes,
                 queue=limits.queue,
                 queue_bytes=limits.queue_bytes,
             ),
@@ -491,7 +473,7 @@ def _group_commit(
             die,
             whereabouts,
         )
-        for database in store.shards.databases
+        for part in parts
     }
     return ShardedGroupCommit(commits, store.shards)
 
@@ -587,6 +569,22 @@ def _bulk(store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
     return [Periodic("bulk", BulkWorking(desk, each).run_once, _BULK_S) for each in work]
 
 
+def _checking(
+    store: OpenStore, checks: Checks, parts: Sequence[_Part], wakeup: Wakeup, mode: RunMode
+) -> list[Checking]:
+    return [
+        Checking(
+            SqlDueChecks(part.writer, part.leases, store.watch),
+            checks.asking,
+            store.watch,
+            wakeup.notify,
+            monotonic=mode.monotonic,
+            run=_at_once if mode.is_manual else None,
+        )
+        for part in parts
+    ]
+
+
 def _asking(checking: Sequence[Checking], wakeup: Wakeup) -> list[Periodic]:
     duties = [Periodic("checking", each.run_once, _WOKEN_S) for each in checking]
     wakeup.register(duties)
@@ -636,5 +634,4 @@ def _staying_alone(store: OpenStore, die: Callable[[], None]) -> list[Periodic]:
 def _gauging(config: Config, store: OpenStore, parts: Sequence[_Part]) -> list[Periodic]:
     if not config.telemetry.listen:
         return []
-    counts = [StandingCounts(part.database, part.leases, store.watch) for part in parts]
-    return [Periodic("gauging", Gauging(counts, store.watch).run_once, _GAUGES_S)]
+    return [Periodic("gauging", Gauging([part.standing for part in parts], store.watch).run_once, _GAUGES_S)]
