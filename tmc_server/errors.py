@@ -20,6 +20,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class TmcError(Exception):
     """The base: a published reason and a sentence that says what to do."""
@@ -57,6 +59,11 @@ class TopicUnknown(TmcError):
     text = "There is no such topic that your app may use: register it, or check its name and owner."
     reason = "TOPIC_UNKNOWN"
 
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Make the one for operators."""
+        return cls(f"There is no topic {name!r}: list the topics to see their names.")
+
 
 class MessageUnknown(TmcError):
     text = "There is no such message of yours: prepare it first, or check the id."
@@ -72,10 +79,20 @@ class SubscriptionUnknown(TmcError):
     text = "Your app and tag have no such subscription, or it never got this message."
     reason = "SUBSCRIPTION_UNKNOWN"
 
+    @classmethod
+    def named(cls) -> Self:
+        """Make the one for operators."""
+        return cls("There is no such subscription: list them to see topic, app and tag.")
+
 
 class AppUnknown(TmcError):
     text = "There is no such app: register it first."
     reason = "APP_UNKNOWN"
+
+    @classmethod
+    def named(cls, id_: str) -> Self:
+        """Make the one for operators."""
+        return cls(f"There is no app {id_!r}: list the apps to see their ids.")
 
 
 class BulkJobUnknown(TmcError):

@@ -18,7 +18,7 @@ from tmc_server.domain.numbers import Shard, SubscriptionNumber
 from tmc_server.domain.ordering import OrderMode
 from tmc_server.domain.placement import MoveStep, is_among, shards_of
 from tmc_server.domain.retry import DAY_MS, RetryPolicy
-from tmc_server.errors import CredentialsInvalid, SubscriptionUnknown, TopicUnknown
+from tmc_server.errors import AppUnknown, CredentialsInvalid, SubscriptionUnknown, TopicUnknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +300,29 @@ class Catalog:
             if key_hash in keys.key_hashes:
                 return app, keys.tag
         raise CredentialsInvalid
+
+    def topic_named(self, name: str) -> Topic:
+        """Raises TopicUnknown."""
+        found = self.topic_by_name.get(name)
+        if found is None:
+            raise TopicUnknown.named(name)
+        return found
+
+    def app_named(self, id_: str) -> App:
+        """Raises AppUnknown."""
+        found = self.app_by_id.get(id_)
+        if found is None:
+            raise AppUnknown.named(id_)
+        return found
+
+    def subscription_named(self, topic: Topic, app: str, tag: str) -> Subscription:
+        """tag "": the topic's default. Raises SubscriptionUnknown, also if there is no such app."""
+        known = self.app_by_id.get(app)
+        name = (topic.number, known.number, tag or topic.default_tag) if known is not None else None
+        found = self.subscription_by_name.get(name) if name is not None else None
+        if found is None:
+            raise SubscriptionUnknown.named()
+        return found
 
     def producible(self, name: str, app: App) -> Topic:
         """The topic if the app owns it; the same error for foreign and missing ones."""

@@ -39,7 +39,6 @@ from tmc_server.errors import (
     AppUnknown,
     InvalidField,
     StoreUnavailable,
-    TopicUnknown,
     Unavailable,
 )
 from tmc_server.requests import validation
@@ -215,7 +214,7 @@ class Administering:
         """
         if validation.topic(new.topic) not in self.catalog.topic_by_name:
             await asyncio.to_thread(self._refresh)  # another server may have registered it a moment ago
-        place = self._topic(new.topic)
+        place = self.catalog.topic_named(validation.topic(new.topic))
         validation.app_id(new.app, "app")
         tag = validation.tag(new.tag) or place.default_tag
         if new.order is not OrderMode.STRICT and not place.ordered:
@@ -272,9 +271,7 @@ class Administering:
 
     async def instances(self, app: str, tag: str) -> Sequence[str]:
         """Addresses at which a producer's service would be checked. Raises AppUnknown."""
-        known = self.catalog.app_by_id.get(validation.app_id(app, "app"))
-        if known is None:
-            raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")
+        known = self.catalog.app_named(validation.app_id(app, "app"))
         found = await asyncio.to_thread(self._instances.instances, known, validation.tag(tag, may_be_empty=False))
         return [instance.address for instance in found]
 
@@ -292,10 +289,4 @@ class Administering:
         """Return those of one topic; "": all. Raises TopicUnknown."""
         if not topic:
             return self.catalog.subscriptions.values()
-        return self.catalog.subscriptions_of.get(self._topic(topic).number, ())
-
-    def _topic(self, name: str) -> Topic:
-        found = self.catalog.topic_by_name.get(validation.topic(name))
-        if found is None:
-            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
-        return found
+        return self.catalog.subscriptions_of.get(self.catalog.topic_named(validation.topic(topic)).number, ())

@@ -13,7 +13,7 @@ from tmc_server.domain.numbers import NO_SUBSCRIPTION, Shard
 from tmc_server.domain.ports.alerts import Episode, EpisodeStore
 from tmc_server.domain.ports.catalog import CatalogEditor, CatalogSource, ChangeEverywhere, NewSilence
 from tmc_server.domain.ports.reading import RowReader
-from tmc_server.errors import AlertUnknown, AppUnknown, InvalidField, SubscriptionUnknown, TopicUnknown
+from tmc_server.errors import AlertUnknown, InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.listing import Covers, Listing, in_order, listed
 
@@ -121,21 +121,12 @@ class Alerts:
         return EpisodeView(episode=episode, silenced_until_ms=until_ms)
 
     def _topic(self, name: str) -> Topic:
-        found = self._catalog.current.topic_by_name.get(validation.topic(name))
-        if found is None:
-            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
-        return found
+        return self._catalog.current.topic_named(validation.topic(name))
 
     def _subscription(self, topic: Topic, wanted: SilenceFilter) -> Subscription:
         catalog = self._catalog.current
-        app = catalog.app_by_id.get(validation.app_id(wanted.app, "app"))
-        if app is None:
-            raise AppUnknown(f"There is no app {wanted.app!r}: list the apps to see their ids.")
-        tag = validation.tag(wanted.tag) or topic.default_tag
-        found = catalog.subscription_by_name.get((topic.number, app.number, tag))
-        if found is None:
-            raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
-        return found
+        app = catalog.app_named(validation.app_id(wanted.app, "app"))
+        return catalog.subscription_named(topic, app.id, validation.tag(wanted.tag))
 
 
 def _newest_first(episode: Episode) -> str:

@@ -14,7 +14,7 @@ from tmc_server.domain.placement import SHARDS, shards_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import RowLister, RowReader, Span
 from tmc_server.domain.views import ConsumptionView, MessageView
-from tmc_server.errors import AppUnknown, InvalidField
+from tmc_server.errors import InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.listing import Covers, Listing, topics_seen
 
@@ -74,9 +74,7 @@ class Browsing:
         if fingerprint and state not in (0, ConsumptionState.FAILED):
             raise InvalidField("fingerprint", "be left out: only FAILED deliveries have one")
         state = ConsumptionState.FAILED if fingerprint else state
-        subscriber = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
-        if app and subscriber is None:
-            raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")
+        subscriber = catalog.app_named(validation.app_id(app, "app")) if app else None
         span = await self._span(wanted)
         rows = await asyncio.to_thread(
             self._lister.consumptions,

@@ -15,7 +15,7 @@ from tmc_server.domain.numbers import NO_MESSAGE, BulkJobNumber, Shard
 from tmc_server.domain.placement import shards_of
 from tmc_server.domain.ports.bulk import BulkStore, Match, NewBulkJob
 from tmc_server.domain.ports.catalog import CatalogSource
-from tmc_server.errors import AppUnknown, BulkJobUnknown, InvalidField, TopicUnknown
+from tmc_server.errors import BulkJobUnknown, InvalidField
 from tmc_server.requests import validation
 from tmc_server.requests.listing import Covers, Listing, filled
 from tmc_server.requests.proposals import Before, no_approval_needed
@@ -209,12 +209,8 @@ class BulkJobs:
         catalog = self._catalog.current
         if not (wanted.topic or wanted.app):
             raise InvalidField("filter", "name a topic or an app")
-        topic = catalog.topic_by_name.get(validation.topic(wanted.topic)) if wanted.topic else None
-        if wanted.topic and topic is None:
-            raise TopicUnknown(f"There is no topic {wanted.topic!r}: list the topics to see their names.")
-        app = catalog.app_by_id.get(validation.app_id(wanted.app, "app")) if wanted.app else None
-        if wanted.app and app is None:
-            raise AppUnknown(f"There is no app {wanted.app!r}: list the apps to see their ids.")
+        topic = catalog.topic_named(validation.topic(wanted.topic)) if wanted.topic else None
+        app = catalog.app_named(validation.app_id(wanted.app, "app")) if wanted.app else None
         tag = validation.tag(wanted.tag)
         return [
             each

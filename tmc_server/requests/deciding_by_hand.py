@@ -18,7 +18,7 @@ from tmc_server.domain.ports.checks import Asking, Checked, CheckStore
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.retry import RetryPolicy
 from tmc_server.domain.views import MessageView
-from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TmcError, TopicUnknown
+from tmc_server.errors import CheckRefused, InvalidField, MessageUnknown, TmcError
 from tmc_server.requests import validation
 from tmc_server.requests.proposals import Before, no_approval_needed
 
@@ -64,10 +64,7 @@ class DecidingByHand:
 
     def topic(self, name: str) -> Topic:
         """Raises TopicUnknown."""
-        found = self.catalog.topic_by_name.get(validation.topic(name))
-        if found is None:
-            raise TopicUnknown(f"There is no topic {name!r}: list the topics to see their names.")
-        return found
+        return self.catalog.topic_named(validation.topic(name))
 
     async def set_topic_check(
         self,

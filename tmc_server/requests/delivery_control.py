@@ -17,7 +17,7 @@ from tmc_server.domain.ports.ordering import FIRST_LINE, LineWork, Repaired
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.ports.work import Performer
 from tmc_server.domain.views import ConsumptionView, MessageView
-from tmc_server.errors import ConsumptionClosed, InvalidField, MessageGone, SubscriptionUnknown, TmcError, TopicUnknown
+from tmc_server.errors import ConsumptionClosed, InvalidField, MessageGone, SubscriptionUnknown, TmcError
 from tmc_server.origin import ORIGIN
 from tmc_server.requests import validation
 
@@ -115,9 +115,7 @@ class DeliveryControl:
 
     async def repair_order(self, actor: str, topic: str, app: str, tag: str, reason: str) -> Repaired:
         """Examine all lines of a subscription. Raises TopicUnknown, SubscriptionUnknown."""
-        place = self._catalog.current.topic_by_name.get(validation.topic(topic))
-        if place is None:
-            raise TopicUnknown(f"There is no topic {topic!r}: list the topics to see their names.")
+        place = self._catalog.current.topic_named(validation.topic(topic))
         if not place.ordered:
             raise InvalidField("topic", f"be an ordered one: the messages of {topic} have no order keys")
         subscription = self._named(place, app, tag)
@@ -137,20 +135,9 @@ class DeliveryControl:
     def _receiver(self, message: MessageId, app: str, tag: str) -> Subscription:
         topic = self._catalog.current.topics.get(message.topic)
         if topic is None:
-            raise SubscriptionUnknown(_NO_SUCH)
+            raise SubscriptionUnknown.named()
         return self._named(topic, app, tag)
 
     def _named(self, topic: Topic, app: str, tag: str) -> Subscription:
-        catalog = self._catalog.current
-        consumer = catalog.app_by_id.get(validation.app_id(app, "app"))
-        if consumer is None:
-            raise SubscriptionUnknown(_NO_SUCH)
-        found = catalog.subscription_by_name.get(
-            (topic.number, consumer.number, validation.tag(tag) or topic.default_tag)
-        )
-        if found is None:
-            raise SubscriptionUnknown(_NO_SUCH)
-        return found
-
-
-_NO_SUCH = "There is no such subscription: list them to see topic, app and tag."
+        named = validation.app_id(app, "app"), validation.tag(tag)
+        return self._catalog.current.subscription_named(topic, *named)

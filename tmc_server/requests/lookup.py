@@ -8,7 +8,7 @@ from tmc_server.domain.placement import shard_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import RowReader
 from tmc_server.domain.views import MessageDetail, MessageView
-from tmc_server.errors import InvalidField, MessageGone, MessageUnknown, TopicUnknown
+from tmc_server.errors import InvalidField, MessageGone, MessageUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.caller import Caller
 
@@ -43,9 +43,7 @@ class Lookup:
                     " (`tmc pipeline restore`)."
                 )
         else:
-            place = self._catalog.current.topic_by_name.get(validation.topic(topic))
-            if place is None:
-                raise TopicUnknown(f"There is no topic {topic!r}: list the topics to see their names.")
+            place = self._catalog.current.topic_named(validation.topic(topic))
             shard = shard_of(place.table_index, place.spread, validation.key(key))
             found = self._reader.message_by_key(shard, place.number, key, None, live_only=False)
         if found is None or found.topic not in self._catalog.current.topics:

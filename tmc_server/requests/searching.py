@@ -13,7 +13,7 @@ from tmc_server.domain.placement import shard_of, shards_of
 from tmc_server.domain.ports.catalog import CatalogSource
 from tmc_server.domain.ports.reading import FailureGroup, FailureReader, KeySearch
 from tmc_server.domain.views import MessageView
-from tmc_server.errors import AppUnknown, InvalidField, MessageGone, MessageUnknown
+from tmc_server.errors import InvalidField, MessageGone, MessageUnknown
 from tmc_server.requests import validation
 from tmc_server.requests.listing import Covers, Listing, topics_seen
 from tmc_server.requests.lookup import Lookup
@@ -75,9 +75,7 @@ class Searching:
 
 
 def _subscriptions(catalog: Catalog, topics: set[int], app: str, tag: str) -> set[SubscriptionNumber]:
-    subscriber = catalog.app_by_id.get(validation.app_id(app, "app")) if app else None
-    if app and subscriber is None:
-        raise AppUnknown(f"There is no app {app!r}: list the apps to see their ids.")
+    subscriber = catalog.app_named(validation.app_id(app, "app")) if app else None
     found = {
         each.number
         for each in catalog.subscriptions.values()

@@ -96,7 +96,7 @@ class Signing:
         if place is not None and consumer is not None:
             found = catalog.subscription_by_name.get((place.number, consumer.number, tag or place.default_tag))
         if place is None or found is None or found.is_removed:
-            raise SubscriptionUnknown("There is no such subscription: list them to see topic, app and tag.")
+            raise SubscriptionUnknown.named()
         if not place.signed:
             raise InvalidField("topic", "be one whose copies are signed: this one was registered as unsigned")
         return found.number
