@@ -2,11 +2,9 @@
 
     TmcError                      .reason .field .message_id .retry_after .retryable
     |-- InvalidRequest            fix the call
-    |   |-- MissingExtra          install what its text names
     |   `-- CodecError            the body does not fit its declared type
     |-- NotAuthenticated          check app id and key
     |-- NotFound                  check topic, message id or subscription
-    |   `-- Gone                  it was there, and was removed after its retention
     |-- KeyCommitted              this key was submitted before: the message exists (.message_id)
     |-- ContentDiffers            the attempt id was used before with different content
     |-- KeyInProgress             another attempt with this key is not decided yet (.message_id)
@@ -15,7 +13,6 @@
     |-- Unavailable     retryable the center is away or restarting
     |   |-- DeadlineExceeded      no answer in time: the outcome is unknown, a retry with the same ids is safe
     |   `-- InboxDown             a handler's inbox cannot be used: its messages wait
-    |-- OutOfOrder                a later message of the order key was handled already
     |-- Fenced                    the center knows that this transaction was rolled back: it must not commit
     `-- CenterFault               a fault of the center: its operators find it by the id in the text
 
