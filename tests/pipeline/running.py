@@ -24,6 +24,15 @@ FETCH = 1000
 TMC = str(Path(sys.executable).parent / "tmc")
 
 
+class _StoppedTables(CenterTables):
+    """A center whose clock may stand: a job on a busy machine begins seconds later."""
+
+    stopped_ms: int | None = None
+
+    def now_ms(self) -> int:
+        return super().now_ms() if self.stopped_ms is None else self.stopped_ms
+
+
 class Jobs:
     """lag_ms: as in [archive]; nothing else is left out of the settings' defaults."""
 
@@ -34,8 +43,18 @@ class Jobs:
         self.tables = CenterTables(spark, databases_of(self.settings.store), FETCH)
         self.archive = Archive(spark, self.settings.archive.path, self.tables)
 
-    def run_archive(self, lag_ms: int = 60_000, lookback_ms: int = HOUR_MS, everything: bool = False) -> Manifest:
-        tables = CenterTables(self.spark, databases_of(self.settings.store), FETCH)  # names as of now
+    def run_archive(
+        self,
+        lag_ms: int = 60_000,
+        lookback_ms: int = HOUR_MS,
+        everything: bool = False,
+        before_ms: int | None = None,
+    ) -> Manifest:
+        """before_ms: what was closed before that, instead of lag_ms."""
+        tables = _StoppedTables(self.spark, databases_of(self.settings.store), FETCH)  # names as of now
+        if before_ms is not None:
+            tables.stopped_ms = self.tables.now_ms()
+            lag_ms = tables.stopped_ms - before_ms
         return Archiving(self.spark, tables, self.archive, lag_ms, lookback_ms).run(everything)
 
     def archived(self) -> DataFrame:

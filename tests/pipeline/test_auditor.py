@@ -36,7 +36,7 @@ class Traffic:
         self.center.fill(EACH, SHARDS)
         self.center.fill_ledgers()
         self.jobs = Jobs(spark, self.center, folder)
-        manifest = self.jobs.run_archive(lag_ms=self.jobs.tables.now_ms() - START_MS - EACH * 500)
+        manifest = self.jobs.run_archive(before_ms=START_MS + EACH * 500)
         archived = [int(row.id) for row in self.jobs.archived().where("shard = 31").select("id").collect()]
         assert 0 < manifest.messages < len(SHARDS) * EACH
         self._archived_to = max(archived)

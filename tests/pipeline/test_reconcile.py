@@ -554,7 +554,7 @@ def test_planted_discrepancies_are_all_found_and_none_is_invented(
     center.fill_ledgers()
     planted = Planted(center, many, folder, spark, each)
     jobs = Jobs(spark, center, folder, **planted.settings(folder))
-    manifest = jobs.run_archive(lag_ms=jobs.tables.now_ms() - START_MS - each * 500)
+    manifest = jobs.run_archive(before_ms=START_MS + each * 500)
     assert 0 < manifest.messages < 32 * each * 0.6
     archived = f"m.decided_ms < {manifest.before_ms} AND m.state = 2"
     both = "tmc_message_{nn} m LEFT JOIN tmc_consumption_{nn} c ON m.id = c.message_id"

@@ -235,7 +235,7 @@ def _page_at(path: str) -> str:
 def test_each_message_counts_once_wherever_it_is(spark: SparkSession, filled: Any, folder: Path) -> None:
     """Archived and still hot, archived and removed, never archived."""
     jobs = Jobs(spark, filled(30), folder)
-    jobs.run_archive(lag_ms=jobs.tables.now_ms() - START_MS - 15_000)
+    jobs.run_archive(before_ms=START_MS + 15_000)
     jobs.center.change(7, f"DELETE FROM tmc_message_{{nn}} WHERE decided_ms < {START_MS + 10_000}")
     made = _report(jobs).run(START_MS)
     assert made.messages == 4 * 30

@@ -54,7 +54,7 @@ def _files(jobs: Jobs) -> dict[str, int]:
 def _runs(jobs: Jobs, count: int) -> None:
     """So many runs, each with a part of the messages."""
     for n in range(1, count):
-        jobs.run_archive(lag_ms=jobs.tables.now_ms() - START_MS - n * 10_000)
+        jobs.run_archive(before_ms=START_MS + n * 10_000)
     jobs.run_archive()
 
 
