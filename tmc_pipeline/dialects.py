@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from tmc_common.clocks import CLOCK_MS
 from tmc_pipeline.errors import CannotRun
 from tmc_server.domain.ids import EPOCH_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 DRIVERS = {"mysql": "org.mariadb.jdbc.Driver", "postgresql": "org.postgresql.Driver", "sqlite": "org.sqlite.JDBC"}
 JARS = {"mysql": "mariadb-java-client.jar", "postgresql": "postgresql.jar", "sqlite": "sqlite-jdbc.jar"}

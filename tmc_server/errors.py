@@ -60,8 +60,8 @@ class TopicUnknown(TmcError):
     reason = "TOPIC_UNKNOWN"
 
     @classmethod
-    def named(cls, name: str) -> Self:
-        """Make the one for operators."""
+    def for_operators(cls, name: str) -> Self:
+        """Return the error as operators read it."""
         return cls(f"There is no topic {name!r}: list the topics to see their names.")
 
 
@@ -80,8 +80,8 @@ class SubscriptionUnknown(TmcError):
     reason = "SUBSCRIPTION_UNKNOWN"
 
     @classmethod
-    def named(cls) -> Self:
-        """Make the one for operators."""
+    def for_operators(cls) -> Self:
+        """Return the error as operators read it."""
         return cls("There is no such subscription: list them to see topic, app and tag.")
 
 
@@ -90,8 +90,8 @@ class AppUnknown(TmcError):
     reason = "APP_UNKNOWN"
 
     @classmethod
-    def named(cls, id_: str) -> Self:
-        """Make the one for operators."""
+    def for_operators(cls, id_: str) -> Self:
+        """Return the error as operators read it."""
         return cls(f"There is no app {id_!r}: list the apps to see their ids.")
 
 

@@ -72,7 +72,7 @@ def around_handlers(before: Callable[[], None], after: Callable[[], None]) -> No
 
 
 class Calling:
-    """loop: where `async def` handlers run.  begin: told of each run whose handler is called, or called again."""
+    """loop: where `async def` handlers run.  begin: called with each run of a batch before a half of it is handled."""
 
     def __init__(
         self, listeners: Listeners, loop: Callable[[], asyncio.AbstractEventLoop], begin: Callable[[Run], None]
@@ -178,8 +178,11 @@ class Calling:
             return
         middle = len(runs) // 2
         for half in (runs[:middle], runs[middle:]):
+            if any(run.given_up for run in half):  # with the other half, which hung: they come again
+                yield from ((run, nack(_text(failure))) for run in half)
+                continue
             for run in batch:
-                self._begin(run)  # each call may take as long as a handler may, and nobody else's counts
+                self._begin(run)  # each call may take as long as a handler may
             yield from self._in_halves(listener, half, bodies, batch)
 
     def _call(self, listener: Listener, runs: Sequence[Run], bodies: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ _PSYCOPG = ("psycopg", "psycopg_async", "psycopg2")
 _IDLE, _IN_ERROR = 0, 3  # libpq's PQTRANS_IDLE, PQTRANS_INERROR
 _BY_CONNECTION: WeakKeyDictionary[sa.Connection, OneTransaction] = WeakKeyDictionary()
 _ENGINES: WeakSet[sa.Engine] = WeakSet()  # with our listeners
-_Savepoints = SessionTransaction | tuple[sa.Connection, str]
+_AnySavepoint = SessionTransaction | tuple[sa.Connection, str]
 
 
 class _Witness(Protocol):
@@ -201,7 +201,7 @@ class OneTransaction:
         self._outer: OneTransaction | None = None
         self._writer = writer_of(session)
         self._witnesses: dict[sa.Connection, _Witness] = {}
-        self._positions: dict[_Savepoints, int] = {}  # of the recorder, when each savepoint began
+        self._positions: dict[_AnySavepoint, int] = {}  # of the recorder, when each savepoint began
         self._lost = ""
         self._refused = ""
         self._verified = False
@@ -349,12 +349,12 @@ class OneTransaction:
                 "Put session.begin_nested() around what may fail, or let the error out."
             )
 
-    def savepoint_began(self, savepoint: _Savepoints) -> None:
+    def savepoint_began(self, savepoint: _AnySavepoint) -> None:
         if self._recorder is not None:
             self._positions[savepoint] = self._recorder.position()
 
-    def savepoint_rolled_back(self, savepoint: _Savepoints) -> None:
-        position = self._positions.get(savepoint)
+    def savepoint_rolled_back(self, savepoint: _AnySavepoint) -> None:
+        position = self._positions.pop(savepoint, None)
         if self._recorder is not None and position is not None:
             self._recorder.forget_since(position)
 

@@ -266,7 +266,7 @@ class Outbox:
             if ordered and (self._relay is None or not self._relay.wake()):
                 self._bell.ring()
         except Exception:  # the transaction is committed, and the relay sends them
-            log.warning("%d messages are left to the relay", len(messages), exc_info=True)
+            log.warning("what was committed is left to the relay", exc_info=True)
 
     def relay(self) -> Relay:
         """A relay for a thread or process of your own: call its `run`."""

@@ -92,7 +92,8 @@ _Outcome = _Taken | _Failed | _Away
 class _Line:
     """Copies that wait for one destination. Changed on the loop only.
 
-    open, bytes: copies that wait or are being posted, and the bytes of their bodies.
+    open, bytes: names of the copies that wait or are being posted, and the bytes of their bodies. `unconfirmed` knows only
+    messages, and the next copy of one may be here already.
     resolved: a target, where it leads, since when.
     looking: the look-up that is under way, and of which target.
     singly: how many are posted one by one, because a batch may have killed its handler.

@@ -305,14 +305,14 @@ class Catalog:
         """Raises TopicUnknown."""
         found = self.topic_by_name.get(name)
         if found is None:
-            raise TopicUnknown.named(name)
+            raise TopicUnknown.for_operators(name)
         return found
 
     def app_named(self, id_: str) -> App:
         """Raises AppUnknown."""
         found = self.app_by_id.get(id_)
         if found is None:
-            raise AppUnknown.named(id_)
+            raise AppUnknown.for_operators(id_)
         return found
 
     def subscription_named(self, topic: Topic, app: str, tag: str) -> Subscription:
@@ -321,7 +321,7 @@ class Catalog:
         name = (topic.number, known.number, tag or topic.default_tag) if known is not None else None
         found = self.subscription_by_name.get(name) if name is not None else None
         if found is None:
-            raise SubscriptionUnknown.named()
+            raise SubscriptionUnknown.for_operators()
         return found
 
     def producible(self, name: str, app: App) -> Topic:

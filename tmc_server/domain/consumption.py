@@ -174,14 +174,14 @@ def decide_nack(
     retry_after_ms: the consumer postpones it: due then, and the attempt does not count; only an age limit ends that.
     run: whose failure it is; AttemptStale if another run has begun. NO_RUN: not said.
     """
-    if run and row.begun not in (NO_RUN, ANSWERED, run):
-        return AttemptStale("Another run of this attempt has begun: its answer counts.")
     counts = retry_after_ms is None
     wait_ms = policy.delay_for_ms(row.tried, budget.number) if retry_after_ms is None else retry_after_ms
     exhausted = budget.is_used_up(row, policy, now + wait_ms, counts=counts)
     transition = _transition(row, ConsumptionEvent.REJECT if reject or exhausted else ConsumptionEvent.NACK, attempt)
     if isinstance(transition, TmcError):
         return transition
+    if run and row.begun not in (NO_RUN, ANSWERED, run):
+        return AttemptStale("Another run of this attempt has begun: its answer counts.")
     if transition.to is ConsumptionState.FAILED:
         return replace(row, state=transition.to, due_ms=None, begun=ANSWERED)
     tried = row.tried if counts or row.begun == ANSWERED else _without_this(row)

@@ -37,7 +37,12 @@ _PAGE_SPARE_S = 1.0
 _LOOK_AGAIN_S = 2.0
 _CLAIM_SPARE_MS = 2_000
 _BEHIND_OTHERS_MS = 100  # what was not in a failed page is asked about first when the service's rest is over
-_PERHAPS_KILLED = {CheckReason.FAILED, CheckReason.UNREACHABLE}  # by a question of the page
+_PERHAPS_STOPPED = {  # by a question of the page
+    CheckReason.FAILED,
+    CheckReason.UNREACHABLE,
+    CheckReason.TIMED_OUT,
+    CheckReason.NOT_ASKED,
+}
 _CROWDED_HOLD_MS = 15_000  # out of the others' way, and not written every second
 _UNSEEN: tuple[float, list[Service]] = (0.0, [])
 
@@ -228,14 +233,16 @@ class Checking:
         """
         now = self._monotonic()
         with self._lock:
+            pause_ms = 0
             if any(answer.service_responded for answer in answers):
                 self._pacing.answered(page.service, page.pending[0].producer_tag, self._longest_page(page.target), now)
-                if all(answer.reason in _PERHAPS_KILLED for answer in answers):
-                    self._pacing.shorten(page.service)
-                return 0
-            timed_out = answers[0].reason is CheckReason.TIMED_OUT
-            self._pacing.failed(page.service, now, timed_out=timed_out, asked=asked)
-            return page.service.rest_ms + _BEHIND_OTHERS_MS
+            else:
+                timed_out = answers[0].reason is CheckReason.TIMED_OUT
+                self._pacing.failed(page.service, now, timed_out=timed_out, asked=asked)
+                pause_ms = page.service.rest_ms + _BEHIND_OTHERS_MS
+            if len(answers) > 1 and all(answer.reason in _PERHAPS_STOPPED for answer in answers):
+                self._pacing.shorten(page.service, len(answers))
+            return pause_ms
 
 
 def count(topic: str, answers: Sequence[CheckAnswer], recorded: Recorded) -> None:

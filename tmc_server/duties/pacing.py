@@ -176,19 +176,17 @@ class Pacing:
         if (now if asked is None else asked) - service.quiet_until > LONGEST_BACK_OFF_MS / 1000:
             service.failures = 0  # another outage: it may have been well meanwhile, and had nothing to answer
         service.failures += 1
-        if timed_out or service.failures > 1:  # once may be a restart
-            self.shorten(service)
         if timed_out:
             service.app.most = max(1, service.app.most // 2)
         service.rest_ms = min(LONGEST_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(service.failures - 1, 10))
         service.quiet_until = now + service.rest_ms / 1000
 
-    def shorten(self, service: Service) -> None:
-        """Halve its pages, after one that was answered nothing at all: a question of it may hang the service, or kill it.
+    def shorten(self, service: Service, questions: int) -> None:
+        """Let its next page have half of these questions, none of which was answered: one may hang the service, or kill it.
 
-        They are halved until that question is alone; then they grow slowly again.
+        Pages are halved until that question is alone; then they grow slowly again.
         """
-        service.size = max(1, service.size // 2)
+        service.size = max(1, min(service.size, questions) // 2)
 
     def _forget(self, app: AppPace, tag: str) -> None:
         del app.answered[tag]

@@ -135,7 +135,7 @@ class DeliveryControl:
     def _receiver(self, message: MessageId, app: str, tag: str) -> Subscription:
         topic = self._catalog.current.topics.get(message.topic)
         if topic is None:
-            raise SubscriptionUnknown.named()
+            raise SubscriptionUnknown.for_operators()
         return self._named(topic, app, tag)
 
     def _named(self, topic: Topic, app: str, tag: str) -> Subscription:

@@ -25,7 +25,7 @@ def topics_seen(catalog: Catalog, name: str, covers: Covers) -> Sequence[Topic]:
         return [each for each in catalog.topics.values() if covers(each.name)]
     found = catalog.topic_by_name.get(validation.topic(name))
     if found is None or not covers(name):
-        raise TopicUnknown.named(name)
+        raise TopicUnknown.for_operators(name)
     return [found]
 
 

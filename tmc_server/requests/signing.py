@@ -90,13 +90,10 @@ class Signing:
         validation.topic(topic)
         validation.app_id(app, "app")
         validation.tag(tag)
-        catalog = self._current
-        place, consumer = catalog.topic_by_name.get(topic), catalog.app_by_id.get(app)
-        found = None
-        if place is not None and consumer is not None:
-            found = catalog.subscription_by_name.get((place.number, consumer.number, tag or place.default_tag))
+        place = self._current.topic_by_name.get(topic)
+        found = self._current.subscription_named(place, app, tag) if place is not None else None
         if place is None or found is None or found.is_removed:
-            raise SubscriptionUnknown.named()
+            raise SubscriptionUnknown.for_operators()
         if not place.signed:
             raise InvalidField("topic", "be one whose copies are signed: this one was registered as unsigned")
         return found.number

@@ -123,7 +123,7 @@ class AdminServicer(
     async def ListSubscriptions(self, operator: Operator, request: admin_pb2.ListSubscriptionsRequest) -> Any:
         catalog = self.catalog
         if request.topic and not operator.covers(request.topic):
-            raise TopicUnknown.named(request.topic)
+            raise TopicUnknown.for_operators(request.topic)
         of_topic = self.administering.subscriptions(request.topic)
         found = [each for each in of_topic if operator.covers(convert.topic_name(catalog, each.topic))]
         page = listed(found, lambda each: in_order(each.number), request.page_size, request.page_token)

@@ -310,7 +310,7 @@ class CatalogStore(CatalogChanges):
             name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
             if row is None or not row.delivery_key:
-                raise SubscriptionUnknown.named()
+                raise SubscriptionUnknown.for_operators()
             if row.other_key and not drop_previous:
                 raise RotationOpen(
                     "Copies that are signed with the key before this one are still accepted: let queues run empty, then "
@@ -338,7 +338,7 @@ class CatalogStore(CatalogChanges):
             name = _name(connection, _topic_row(connection, topic_name), app_id, tag)
             row = connection.execute(sa.select(subscription).filter_by(**name, live=1)).one_or_none()
             if row is None:
-                raise SubscriptionUnknown.named()
+                raise SubscriptionUnknown.for_operators()
             mine = subscription.update().filter_by(subscription_no=row.subscription_no)
             connection.execute(mine.values(paused=int(paused)))
             return _subscription_row(connection, row.subscription_no)
@@ -351,7 +351,7 @@ class CatalogStore(CatalogChanges):
             lives = sa.select(subscription).filter_by(**name).order_by(subscription.c.subscription_no.desc())
             row = connection.execute(lives.limit(1)).one_or_none()
             if row is None:
-                raise SubscriptionUnknown.named()
+                raise SubscriptionUnknown.for_operators()
             leaving = subscription.update().filter_by(subscription_no=row.subscription_no, live=1, leaving_ms=None)
             connection.execute(leaving.values(leaving_ms=now))
             return _subscription_row(connection, row.subscription_no)

@@ -47,7 +47,8 @@ _Partition = tuple[str, int]
 class _Reading:
     """A partition that this server reads. open: offsets that are not settled, ascending.  next: the first that was not read.
 
-    committed: as Kafka knows.  full_since: as many are here as may be, since that second; None: there is room.
+    committed: what was last sent for it; _UNKNOWN: nothing, or Kafka refused it.
+    full_since: as many are here as may be, since that second; None: there is room.
     """
 
     topic: str

@@ -96,7 +96,7 @@ class TestWhenItIsAsked:
         assert len(asking.pages) == 1
         asking.usual = COMMIT
         store.clock.advance(1)
-        for _ in range(4):
+        for _ in range(5):  # the pages are short at first
             duty.run_once()
         states = [store.state_of(number) for number in numbers]
         assert states.count(COMMITTED) == 15  # the five that were asked come a second later
@@ -277,16 +277,17 @@ class TestOneDoesNotHoldUpTheOthers:
         assert store.state_of(last) is COMMITTED
         assert asking.tags.count("away") == 1  # and the others of the same service moved on unasked
 
+    @pytest.mark.parametrize("bad", [0, 13])
     @pytest.mark.parametrize("outcome", [HANGS, KILLED, AWAY], ids=["hangs", "dies", "dies in a call of gRPC"])
     def test_a_message_on_which_the_endpoint_hangs_or_dies_is_left_behind(
-        self, store: StoreUnderTest, outcome: CheckAnswer
+        self, store: StoreUnderTest, outcome: CheckAnswer, bad: int
     ) -> None:
         store.set_checks(RetryPolicy(), CheckTarget(name="", kind="grpc", batch=64))
         numbers = [store.prepared(key=f"k{number}").number for number in range(64)]
 
         class Hanging(ScriptedAsking):
             def ask(self, target, app, tag, questions, seconds):
-                self.usual = outcome if any(question.key == "k13" for question in questions) else COMMIT
+                self.usual = outcome if any(question.key == f"k{bad}" for question in questions) else COMMIT
                 return super().ask(target, app, tag, questions, seconds)
 
         asking = Hanging()
@@ -296,7 +297,7 @@ class TestOneDoesNotHoldUpTheOthers:
             duty.run_once()
         states = [store.state_of(number) for number in numbers]
         assert states.count(COMMITTED) == 63
-        assert states[13] is PREPARED
+        assert states[bad] is PREPARED
 
     def test_a_question_that_goes_wrong_alone_waits_alone(self, store: StoreUnderTest) -> None:
         bad = store.prepared(key="bad").number

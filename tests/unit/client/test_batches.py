@@ -199,6 +199,24 @@ def test_what_a_half_has_handled_is_answered_at_once_and_each_call_has_its_own_t
     assert not any(request.handler_hangs for name, request in bench.center.sent if name == "NackMany")
 
 
+def test_a_half_that_was_given_up_with_the_other_one_is_not_handled(bench: HandlerBench) -> None:
+    calls: list[list[int]] = []
+
+    def handle(numbers: list[int]) -> None:
+        calls.append(numbers)
+        if numbers == [1, 2]:
+            bench.clock.now += 1
+            bench.handling.give_up_overdue()
+        raise OSError("nobody there")
+
+    bench.start(handle, batch=_size(4), max_handling=timedelta(seconds=1))
+    receipts = [bench.arrive(_body(number)) for number in range(1, 5)]
+    eventually(lambda: all(receipt.seen == ["handled", "answered"] for receipt in receipts))
+    eventually(lambda: bench.handling.hanging == 0)
+    assert calls == [[1, 2, 3, 4], [1, 2]]
+    assert _numbers(bench, "NackMany") == [1, 2, 3, 4]
+
+
 def test_an_asyncio_batch_has_one_session(bench: HandlerBench, tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/consumer.db", poolclass=sa.NullPool)
     asyncio.run(aio.create_tables(engine))

@@ -68,7 +68,7 @@ class TestPacing:
             pacing.failed(service, 0.0, timed_out=False)
             rests.append(service.pause_ms(0.0))
         assert rests == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]
-        assert (service.app.most, service.size) == (APP_SHARE, 1), "a question may have killed it: find it alone"
+        assert (service.app.most, service.size) == (APP_SHARE, 64)
 
     def test_an_outage_long_after_another_begins_with_a_short_rest(self) -> None:
         pacing = Pacing()
