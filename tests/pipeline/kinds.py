@@ -68,15 +68,20 @@ class Planted:
             f" WHERE message_id = {self.number} LIMIT 1",
         )
 
-    def again(self, suffix: int = 1) -> None:
-        """One more message like it, with everybody's rows about it, as if the center had no key: a little later."""
-        number = self.number + suffix
+    def again(self, suffix: int = 1, takes_key: bool = False) -> None:
+        """One more message like it, with everybody's rows about it, as if the center had no key: a little later.
+
+        takes_key: the key is the new one's.
+        """
+        number, live = self.number + suffix, 1 if takes_key else None
         for table, column in (("message", "id"), ("consumption", "message_id")):
             with self.center.sql(self.center.database_of(self.shard)) as run:
                 name = f"tmc_{table}_{self.shard:02d}"
                 rows = run.exec_driver_sql(f"SELECT * FROM {name} WHERE {column} = {self.number}").mappings().all()
+                if table == "message" and takes_key:
+                    run.exec_driver_sql(f"UPDATE {name} SET live = NULL WHERE id = {self.number}")
                 for row in rows:
-                    values = {**row, column: number, **({"live": None} if table == "message" else {})}
+                    values = {**row, column: number, **({"live": live} if table == "message" else {})}
                     marks = ", ".join(["%s"] * len(values))
                     run.exec_driver_sql(
                         f"INSERT INTO {name} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
@@ -399,6 +404,9 @@ KINDS: dict[str, Kind] = {
     ),
     # -- what the center guarantees -----------------------------------------------------------------------------------
     "one key committed twice": _kind("duplicate message", lambda m: m.again(), found=(1,)),
+    "one key committed twice, and the later one has it": _kind(
+        "duplicate message", lambda m: m.again(takes_key=True), found=(0, 1)
+    ),
     "one key committed three times": _kind(
         "duplicate message", lambda m: m.again(), lambda m: m.again(2), found=(1, 2)
     ),
