@@ -41,7 +41,8 @@ def page() -> str:
     columns = "".join(f" {name}: lasted, orders stalled, effects stalled (s) |" for name in surveys)
     lines = [f"| fault | expected | tests beside the storm |{columns}", "| --- " * (3 + len(surveys)) + "|"]
     said: set[str] = set()
-    for kind in sorted({kind for survey in surveys.values() for kind in survey}):
+    kinds = {kind for survey in surveys.values() for kind in survey}.union(kind for kind in expected if ":" in kind)
+    for kind in sorted(kinds):
         row = row_of(kind, expected)
         sentence = row["expected"] if row["expected"] not in said else "the same"
         said.add(row["expected"])

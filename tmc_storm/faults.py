@@ -9,19 +9,18 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import grpc
 import pika
 import sqlalchemy as sa
 
 from tmc_storm.cast import Cast
 from tmc_storm.moving import shard_moves
-from tmc_storm.plan import Ending, Fault
+from tmc_storm.operating import operator_acts
+from tmc_storm.plan import Ending, Fault, once
 from tmc_storm.scene import DatabaseServer, Link, Scene, administrator, is_mariadb
 from tmc_storm.services.program import Program
 from tmc_storm.services.rabbitmq import RabbitMQ
 from tmc_storm.services.replicated import Replicated
 from tmc_storm.services.skewed import set_clock
-from tmc_storm.shop import books
 
 _REASON = "the storm"
 
@@ -59,7 +58,7 @@ def faults_of(scene: Scene, cast: Cast) -> list[Fault]:
         found += of_machine(scene.consul, "Consul", "Consul", longest_s=4.0, weight=0.5)
     if scene.run_tmc is not None and len(scene.databases) > 1:
         found += shard_moves(scene.operator, scene.run_tmc)
-    return found + list(_of_operators(scene))
+    return [*found, *operator_acts(scene)]
 
 
 def nodes_of(scene: Scene, cast: Cast) -> list[Fault]:
@@ -102,16 +101,6 @@ def _suspended(machine: Machine) -> Callable[[random.Random], Ending]:
     def begin(_: random.Random) -> Ending:
         machine.suspend()
         return machine.resume
-
-    return begin
-
-
-def _once(strike: Callable[[random.Random], object]) -> Callable[[random.Random], Ending]:
-    """Make a fault of something that is over at once."""
-
-    def begin(dice: random.Random) -> Ending:
-        strike(dice)
-        return lambda: None
 
     return begin
 
@@ -193,8 +182,8 @@ def _of_link(link: Link) -> list[Fault]:
         return Fault(kind=f"{link.kind}: {what}", part=link.name, begin=begin, longest_s=longest_s)
 
     return [
-        fault("closed", _once(lambda _: proxy.cut())),
-        fault("reset", _once(lambda _: proxy.reset())),
+        fault("closed", once(lambda _: proxy.cut())),
+        fault("reset", once(lambda _: proxy.reset())),
         fault("black hole", until_mended(proxy.black_hole), 4.0),
         fault("answers lost", answers_lost, 2.0),
         fault("slow", until_mended(lambda: proxy.delay(0.1)), 4.0),
@@ -204,7 +193,7 @@ def _of_link(link: Link) -> list[Fault]:
 def _of_database_server(server: DatabaseServer, part: str) -> list[Fault]:
     """Return what administrators of a database do who never heard of the center."""
     kinds: dict[str, tuple[Callable[[random.Random], Ending], float]] = {
-        "connections killed": (_once(lambda _: _kill_connections(server)), 0.0),
+        "connections killed": (once(lambda _: _kill_connections(server)), 0.0),
         "read-only": (_scoped(lambda _: _read_only(server)), 3.0),
         "a table locked": (_scoped(lambda dice: _table_locked(server, dice)), 3.0),
         "rows locked": (_scoped(lambda dice: _rows_locked(server, dice)), 3.0),
@@ -368,7 +357,7 @@ def _of_broker(broker: RabbitMQ) -> list[Fault]:
             work(connection.channel(), dice)
             connection.close()
 
-        return _once(strike)
+        return once(strike)
 
     def queue(dice: random.Random) -> str:
         names = broker.control("list_queues", "name", "--quiet", "--no-table-headers").split()
@@ -388,58 +377,7 @@ def _of_broker(broker: RabbitMQ) -> list[Fault]:
     return [
         fault("a queue deleted", on_channel(lambda channel, dice: channel.queue_delete(queue(dice)))),
         fault("a queue purged", on_channel(lambda channel, dice: channel.queue_purge(queue(dice)))),
-        fault("connections closed", _once(lambda _: broker.control("close_all_connections", _REASON))),
+        fault("connections closed", once(lambda _: broker.control("close_all_connections", _REASON))),
         fault("memory alarm", alarm, 4.0),
         fault("queues take five messages", policy, 4.0),
     ]
-
-
-def _of_operators(scene: Scene) -> Iterator[Fault]:
-    """Yield what operators of the center do meanwhile."""
-    call = scene.operator.call
-
-    def paused(dice: random.Random) -> Ending:
-        app = dice.choice(sorted(scene.subscriptions))
-        topic = dice.choice(scene.subscriptions[app])
-        call("PauseSubscription", topic=topic, app=app, reason=_REASON)
-        return lambda: call("ResumeSubscription", topic=topic, app=app, reason=_REASON)
-
-    def topic_paused(dice: random.Random) -> Ending:
-        topic = dice.choice(books.TOPICS)
-        call("PauseTopic", name=topic, reason=_REASON)
-        return lambda: call("ResumeTopic", name=topic, reason=_REASON)
-
-    def rotated(dice: random.Random) -> None:
-        app = dice.choice(sorted(books.SUBSCRIPTIONS))  # which verify signatures
-        with _may_be_refused():  # while copies with the key before are about
-            call("RotateDeliveryKey", topic=dice.choice(books.SUBSCRIPTIONS[app]), app=app)
-
-    def drained(dice: random.Random) -> Ending:
-        alive = sorted(server.incarnation for server in call("ListServers").servers if server.alive)
-        if not alive:
-            return lambda: None
-        chosen = dice.choice(alive)
-        with _may_be_refused():
-            call("DrainServer", server=chosen, reason=_REASON)
-
-        def undrain() -> None:
-            with _may_be_refused():
-                call("UndrainServer", server=chosen, reason=_REASON)
-
-        return undrain
-
-    yield Fault(kind="operator: subscription paused", part="operator of subscriptions", begin=paused, longest_s=3.0)
-    yield Fault(kind="operator: topic paused", part="operator of topics", begin=topic_paused, longest_s=3.0)
-    yield Fault(kind="operator: delivery key rotated", part="operator of keys", begin=_once(rotated), weight=0.3)
-    if len(scene.servers) > 1:
-        yield Fault(kind="operator: server drained", part="operator of servers", begin=drained, longest_s=4.0)
-
-
-@contextlib.contextmanager
-def _may_be_refused() -> Iterator[None]:
-    """Accept that the center does not do this now: a server has died since it was listed, or is the last one."""
-    try:
-        yield
-    except grpc.RpcError as exc:
-        if exc.code() not in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
-            raise

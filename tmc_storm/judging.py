@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tmc_storm.shop.books import REPLAY
+
 _CLOCK_MS = 20  # between the reading of a clock and the row
 USUAL_ANSWERS = frozenset({"Unavailable", "DeadlineExceeded", "Overloaded", "Fenced"})
 """Errors of the SDK that a service in a storm must expect: try again, or the transaction took too long and was rolled back."""
@@ -52,6 +54,9 @@ class Books:
     refused, failed: ids of messages, per subscriber, that a handler refused for good, and that the center calls FAILED.
     undecided, check_failed: ids of messages that the center has not decided yet, or asks a human to decide.
     open: ids of messages that it will deliver again, or that wait for their turn.
+    replays: keys of the messages that an operator sent again, to each subscriber.  uncertain_replays: how many more were
+    tried, without an answer.
+    cancelled: ids of messages of which an operator gave up a delivery that its handler had refused.
     unavailable: what did not work after the storm.  crashed: programs that ended though nothing had been done to them.
     """
 
@@ -64,13 +69,17 @@ class Books:
     undecided: Collection[str] = ()
     check_failed: Collection[str] = ()
     open: Collection[str] = ()
+    replays: Mapping[str, Collection[str]] = field(default_factory=dict)
+    uncertain_replays: Mapping[str, int] = field(default_factory=dict)
+    cancelled: Collection[str] = ()
     unavailable: Sequence[str] = ()
     crashed: Sequence[str] = ()
     answers: Sequence[Answer] = ()
 
     def wanted(self, app: str) -> set[str]:
         """Return the keys that a subscriber must have handled."""
-        return {key for key, sent in self.sent.items() if sent.topic in self.topics[app] and not sent.is_refused}
+        sent = {key for key, sent in self.sent.items() if sent.topic in self.topics[app] and not sent.is_refused}
+        return sent.union(self.replays.get(app, ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +113,7 @@ def is_settled(books: Books) -> bool:
         and not books.open
         and all(
             not books.wanted(app) - {effect.key for effect in books.effects[app]}
-            and set(books.refused.get(app, ())) <= set(books.failed.get(app, ()))
+            and set(books.refused.get(app, ())) <= {*books.failed.get(app, ()), *books.cancelled}
             for app in books.topics
         )
     )
@@ -134,8 +143,9 @@ def _of_subscriber(books: Books, app: str, effects: Sequence[Effect]) -> list[Fi
     wanted = books.wanted(app)
     for key in sorted(wanted - counts.keys()):
         found.append(Finding(kind="lost", what=f"{key} at {app}"))
-    for key in sorted(counts.keys() - wanted - (set(books.begun) - books.sent.keys())):
-        found.append(Finding(kind="ghost", what=f"{key} at {app}"))
+    unwanted = sorted(counts.keys() - wanted - (set(books.begun) - books.sent.keys()))
+    replays = [key for key in unwanted if key.startswith(REPLAY)][: books.uncertain_replays.get(app, 0)]
+    found += [Finding(kind="ghost", what=f"{key} at {app}") for key in unwanted if key not in replays]
     found += [Finding(kind="altered", what=f"{effect.key} at {app}") for effect in effects if not effect.is_intact]
     for key, count in counts.items():
         if count > 1:
@@ -174,7 +184,7 @@ def relations(books: Books) -> list[Relation]:
             app=app,
             committed=len(books.wanted(app)),
             consumed=len(effects),
-            unconfirmed=unconfirmed,
+            unconfirmed=unconfirmed + books.uncertain_replays.get(app, 0),
         )
         for app, effects in books.effects.items()
     ]

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from tmc_common.protocol import types_pb2
 from tmc_storm.cast import database_of
 from tmc_storm.judging import Answer, Books, Effect, Sent
+from tmc_storm.operating import ActBook
 from tmc_storm.scene import Scene
 from tmc_storm.services.program import Program
 from tmc_storm.shop import books
@@ -84,7 +85,7 @@ class Observer:
 
     def books(self) -> Books:
         """Return all the books."""
-        sent, begun = books.sent.c, books.begun.c
+        sent, begun, acts = books.sent.c, books.begun.c, ActBook(self._scene.folder)
         # First what came of it, then what was begun: what happens between the two looks is not settled, and no finding.
         effects = {app: self._effects(app) for app in self._scene.subscriptions}
         failed = self._consumptions(types_pb2.CONSUMPTION_STATE_FAILED)
@@ -104,7 +105,10 @@ class Observer:
             begun={key for (key,) in self._rows("orders", sa.select(begun.message_key))},
             effects=effects,
             topics=self._scene.subscriptions,
-            refused={app: self._lines(f"{app}.refused") for app in self._scene.subscriptions},
+            refused={app: [one for (one,) in acts.lines(f"{app}.refused")] for app in self._scene.subscriptions},
+            replays={app: acts.replays(app) for app in self._scene.subscriptions},
+            uncertain_replays={app: acts.uncertain_replays(app) for app in self._scene.subscriptions},
+            cancelled=acts.cancelled,
             failed=failed,
             open=opened,
             undecided=self._messages(types_pb2.MESSAGE_STATE_PREPARED),
@@ -145,10 +149,6 @@ class Observer:
             )
             for row in self._rows(database_of(app), query)
         ]
-
-    def _lines(self, name: str) -> list[str]:
-        path = self._scene.folder / name
-        return path.read_text().split() if path.exists() else []
 
     def _answers(self) -> list[Answer]:
         found = []

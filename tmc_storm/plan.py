@@ -30,6 +30,16 @@ class Fault:
     weight: float = 1.0
 
 
+def once(strike: Callable[[random.Random], object]) -> Callable[[random.Random], Ending]:
+    """Make a fault of something that is over at once."""
+
+    def begin(dice: random.Random) -> Ending:
+        strike(dice)
+        return lambda: None
+
+    return begin
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strike:
     """One fault at one time. at_s: from the beginning of the storm."""

@@ -35,7 +35,9 @@ class Order:
 
     @property
     def body(self) -> dict[str, Any]:
-        return books.sealed(self.topic, self.key, {"refuse": self.is_refused, "number": self.number, "text": self.text})
+        return books.sealed(
+            self.topic, self.key, {"key": self.key, "refuse": self.is_refused, "number": self.number, "text": self.text}
+        )
 
     @property
     def delay(self) -> timedelta:

@@ -89,6 +89,20 @@ def test_what_is_planted_is_found(books: Books, found: Finding) -> None:
     assert {one.kind for one in judge(books)} <= {found.kind, "doubled", "ghost"}
 
 
+def test_a_replay_has_an_effect_of_its_own() -> None:
+    again = _with_effects(_effect("replay.1"))
+    assert judge(again) == [Finding(kind="ghost", what="replay.1 at stock")]
+    for known in ({"replays": {"stock": ["replay.1"]}}, {"uncertain_replays": {"stock": 1}}):
+        assert judge(replace(again, **known)) == []
+        assert all(one.holds for one in relations(replace(again, **known)))
+    assert judge(replace(CLEAN, replays={"stock": ["replay.1"]})) == [Finding(kind="lost", what="replay.1 at stock")]
+    assert judge(replace(CLEAN, uncertain_replays={"stock": 1})) == []
+
+
+def test_what_was_refused_and_given_up_is_settled() -> None:
+    assert is_settled(replace(CLEAN, failed={}, cancelled=["id-bad"]))
+
+
 def test_a_confirmed_message_is_no_excuse_at_a_subscriber_who_does_not_get_it() -> None:
     books = replace(CLEAN, effects=CLEAN.effects | {"mail": [*CLEAN.effects["mail"], _effect("a")]}, begun={"a"})
     assert Finding(kind="ghost", what="a at mail") in judge(books)
