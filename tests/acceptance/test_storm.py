@@ -31,11 +31,11 @@ def _storm(report: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-_SQLITE = (["--store", "sqlite"], 0.4)
+_SQLITE = (["--store", "sqlite"], 0.6)
 _SERVERS = [
-    (["--store", "mariadb"], 0.8),
-    (["--store", "postgresql", "--replicas"], 0.8),
-    (["--store", "mariadb", "--literal", "--interval", "20" if LONG else "6"], 0.5),
+    (["--store", "mariadb"], 1.4),
+    (["--store", "postgresql", "--replicas"], 1.4),
+    (["--store", "mariadb", "--literal", "--interval", "20" if LONG else "6"], 1.4),
 ]
 
 
