@@ -1,4 +1,4 @@
-"""What commands have in common."""
+"""Options and settings that commands share."""
 
 from __future__ import annotations
 

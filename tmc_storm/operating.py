@@ -1,4 +1,4 @@
-"""What operators of the center do meanwhile, and a book of what of it changes the books of the services."""
+"""The acts of the center's operators, and a book of those that change the books of the services."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REPLAYED = (books.PAID, books.SHIPPED)
 
 
 class ActBook:
-    """What operators did to single messages. folder: of the scene."""
+    """A book of acts on single messages. folder: of the scene."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class ActBook:
 
 
 def operator_acts(scene: Scene) -> Iterator[Fault]:
-    """Yield what operators of the center do meanwhile."""
+    """Yield the acts of operators."""
     call, acts = scene.operator.call, ActBook(scene.folder)
 
     def paused(dice: random.Random) -> Ending:

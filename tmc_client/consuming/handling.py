@@ -243,9 +243,11 @@ class Handling:
         try:
             with tracing.within(run.message.headers):
                 return None if answer is None else self._sender.send(*answer(run.message), ANSWER_TIMEOUT_S)
-        except Exception as exc:  # noqa: BLE001 - the thread has other messages to answer, and more to take
+        except errors.TmcError as exc:
             log.error("message %s could not be answered: %s", run.message.id, exc)
-            return None
+        except Exception:  # a fault of ours: the thread has other messages to answer, and more to take
+            log.exception("message %s could not be answered", run.message.id)
+        return None
 
     def _forget(self, run: Run, done: bool) -> None:
         """Release a run whose answer was stored or given up; the center sends another copy if it has to."""

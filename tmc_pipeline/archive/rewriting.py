@@ -41,7 +41,7 @@ _MANIFESTS = 24  # with more of them, a checkpoint is written
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """What a run did. before, after: of the folders that it touched, how many there were and are."""
+    """The result of a run. before, after: numbers of the folders that it touched, then and now."""
 
     before: int
     after: int

@@ -1,4 +1,4 @@
-"""What the RPCs of operators need."""
+"""The use cases behind the RPCs of operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tmc_server.settings import Setting
 
 @dataclass(frozen=True, kw_only=True)
 class AdminParts:
-    """The use cases behind tmc.v1.AdminService, for each part of it. server: the name of this one."""
+    """The base of each part of tmc.v1.AdminService. server: the name of this one."""
 
     administering: Administering
     signing: Signing

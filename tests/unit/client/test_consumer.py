@@ -328,7 +328,7 @@ def test_a_consumer_that_stops_while_it_asks_takes_back_what_the_center_may_have
         0,
     )
     (asked,) = [request for name, request in bench.center.sent if name == "ExtendMany"]
-    assert answer.run == asked.run != 0, "another run that has begun meanwhile goes on"
+    assert answer.run == asked.run != 0, "another run that has begun meanwhile is left alone"
 
 
 def test_a_lost_connection_tells_the_center_at_once_whose_handlers_run(benches: Callable[..., HandlerBench]) -> None:
@@ -431,7 +431,8 @@ def test_later_without_a_duration_is_a_mistake_of_its_handler(benches: Callable[
     bench = benches()
 
     def handle(_body: Any) -> None:
-        raise tmc.Later(60)  # type: ignore[arg-type]
+        wrong: Any = 60
+        raise tmc.Later(wrong)
 
     bench.start(handle)
     receipt = bench.arrive(a_message())
