@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -51,8 +51,6 @@ from tmc_common.protocol import message_pb2
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from tmc_client.center import Center
-
 log = logging.getLogger("tmc_client.outbox")
 
 T = TypeVar("T")
@@ -70,6 +68,13 @@ _SCHEMAS = {
     ),
 }
 """Queries for the schema that a connection finds our table in, where its connections can be remembered."""
+
+
+class _Center(Protocol):
+    """A tmc_client.Center, which imports this module. Frameworks look up the types of what they construct."""
+
+    @property
+    def producer(self) -> Producer: ...
 
 
 class _Row:
@@ -97,7 +102,7 @@ class Outbox:
     def __init__(
         self,
         engine: Source,
-        target: Center | Target | str,
+        target: _Center | Target | str,
         *,
         direct: bool = True,
         untouched: timedelta = UNTOUCHED,
