@@ -6,7 +6,8 @@ workers, the scarce resource, are limited at three levels:
 - all: 64 pages at once. While all workers are busy nothing is claimed, so that no claim waits for a worker.
 - an app: 8 pages at once. A page that runs into its deadline halves that, down to one; a page that is answered adds one.
 - a service, which is an app in one environment by one way of asking: two pages at once. One that could not be asked rests,
-  1 s doubling to 60 s; an outage a minute after the last rest begins with a second again.
+  1 s doubling to 60 s; an outage a minute after the last rest begins with a second again. After a page that was answered
+  nothing, the next one is half as long.
 
 Environments (tags) are the sender's choice, so a service of its own for each would give every new tag a fresh start. The
 default tags of topics are registered; beside these an app has 16 environments with services of their own. All further
