@@ -105,7 +105,7 @@ class Observer:
             begun={key for (key,) in self._rows("orders", sa.select(begun.message_key))},
             effects=effects,
             topics=self._scene.subscriptions,
-            refused={app: [one for (one,) in acts.lines(f"{app}.refused")] for app in self._scene.subscriptions},
+            refused={app: [line[0] for line in acts.lines(f"{app}.refused")] for app in self._scene.subscriptions},
             replays={app: acts.replays(app) for app in self._scene.subscriptions},
             uncertain_replays={app: acts.uncertain_replays(app) for app in self._scene.subscriptions},
             cancelled=acts.cancelled,

@@ -32,8 +32,9 @@ class ActBook:
             file.write(" ".join(words) + "\n")
 
     def lines(self, name: str) -> list[list[str]]:
+        """Return the words of each line. Those of a writer that was killed may be empty."""
         path = self._folder / name
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line.split() for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
 
     def replays(self, app: str) -> set[str]:
         """Return the keys of the messages that were sent again to this subscriber."""
@@ -116,17 +117,14 @@ def operator_acts(scene: Scene) -> Iterator[Fault]:
             return
         groups = call("ListFailureGroups", topic=found.topic, app=found.app).groups
         same = [group.fingerprint for group in groups if group.error == found.last_error]
-        wanted = admin_pb2.BulkFilter(
-            action=admin_pb2.BULK_ACTION_REACTIVATE,
-            topic=found.topic,
-            app=found.app,
-            fingerprint=same[0] if same else "",
-        )
-        if same:
-            with _may_be_refused():  # there are more of them by now
-                dry_run = call("DryRunBulkJob", filter=wanted)
-                agreed = {"dry_run": dry_run.dry_run, "count": dry_run.count}
-                call("StartBulkJob", filter=wanted, reason=_REASON, hold_ms=0, **agreed)
+        if not same:
+            return
+        action = admin_pb2.BULK_ACTION_REACTIVATE
+        wanted = admin_pb2.BulkFilter(action=action, topic=found.topic, app=found.app, fingerprint=same[0])
+        with _may_be_refused():  # there are more of them by now
+            dry_run = call("DryRunBulkJob", filter=wanted)
+            agreed = {"dry_run": dry_run.dry_run, "count": dry_run.count}
+            call("StartBulkJob", filter=wanted, reason=_REASON, hold_ms=0, **agreed)
 
     def act(what: str, part: str, begin: Callable[[random.Random], Ending], longest_s: float = 0.0) -> Fault:
         weight = 1.0 if longest_s else 0.3
