@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def _has_processes(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_who_stops_it_stops_what_it_installs(checkout: Path) -> None:
+    (checkout / "scripts/pipeline-services").write_text("touch began-installing; sleep 500; PIPELINE_VENV=$VENV\n")
+    script = ["bash", str(checkout / "scripts/test")]
+    with (checkout / "log").open("w") as log:
+        running = subprocess.Popen(
+            script, env=_environment(checkout), cwd=checkout, stdout=log, stderr=log, start_new_session=True
+        )
+    eventually(lambda: (checkout / "began-installing").exists())
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(20) == 143
+    eventually(lambda: str(checkout) not in _working_folders(), seconds=20)
+
+
+def _working_folders() -> set[str]:
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):  # it has ended
+            found.add(os.readlink(process))
+    return found
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
