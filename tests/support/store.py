@@ -477,6 +477,7 @@ def server_store(
     """The tables are made once per server and emptied for every store."""
     clock = clock or ManualClock()
     database = Database(server.url(name), clock=clock)
+    sa.event.listen(database.engine, "connect", _may_idle)
     if database.url.render_as_string() not in _migrated:
         migrate(ShardMap(database, [database] * 32))
         _migrated.add(database.url.render_as_string())
@@ -486,6 +487,14 @@ def server_store(
             if has_rows[name]:
                 connection.execute(METADATA.tables[name].delete())
     return StoreUnderTest(database, clock)
+
+
+def _may_idle(connection: Any, _record: object) -> None:
+    """Undo the limit of our sessions: a machine that stands still for seconds ends no test's transaction."""
+    limit = "idle_in_transaction_session_timeout" if hasattr(connection, "pgconn") else "idle_transaction_timeout"
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION {limit} = 0")
+    connection.commit()
 
 
 @cache

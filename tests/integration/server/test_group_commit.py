@@ -274,7 +274,7 @@ class TestOnServers:
         make = store.submit_of if what == "submit" else store.ack_of
         table = "message" if what == "submit" else "consumption"
         column = "id" if what == "submit" else "message_id"
-        foreign = self._stranger(store)
+        foreign = store.database.engine.connect()
         foreign.exec_driver_sql(
             f"SELECT * FROM tmc_{table}_{store.shard:02d} WHERE {column} = {numbers[77]} FOR UPDATE"
         ).fetchall()
@@ -300,18 +300,9 @@ class TestOnServers:
         finally:
             foreign.close()
 
-    @staticmethod
-    def _stranger(store: StoreUnderTest) -> sa.Connection:
-        """A connection that may hold its locks for as long as the test takes: our own sessions end idle transactions."""
-        foreign = store.database.engine.connect()
-        is_postgresql = foreign.dialect.name == "postgresql"
-        limit = "idle_in_transaction_session_timeout" if is_postgresql else "idle_transaction_timeout"
-        foreign.exec_driver_sql(f"SET SESSION {limit} = 0")
-        return foreign
-
     def test_a_key_that_a_stranger_holds_does_not_stop_the_others_for_long(self, store: StoreUnderTest) -> None:
         """An insert has to wait for a foreign uncommitted row; its neighbors are run one by one."""
-        foreign = self._stranger(store)
+        foreign = store.database.engine.connect()
         blocked, others = store.a_prepare(key="held"), [store.a_prepare() for _ in range(50)]
         table = f"tmc_message_{store.shard:02d}"
         foreign.exec_driver_sql(
@@ -333,7 +324,7 @@ class TestOnServers:
 
     def test_a_row_that_stays_locked_is_refused(self, store: StoreUnderTest) -> None:
         operation = store.prepared()
-        foreign = self._stranger(store)
+        foreign = store.database.engine.connect()
         foreign.exec_driver_sql(f"SELECT * FROM tmc_message_{store.shard:02d} FOR UPDATE").fetchall()
 
         async def story(commit: GroupCommit) -> list[Any]:
