@@ -221,12 +221,23 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("requirement", [*FIRST_CALLS, *(LARGE if LONG else {})])
+ALWAYS = ("tmc-client[outbox]", "tmc-center[server]")
+_IN_TURN = pytest.mark.takes_turns("extras")
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        *ALWAYS,
+        *(pytest.param(extra, marks=_IN_TURN) for extra in FIRST_CALLS if extra not in ALWAYS),
+        *(LARGE if LONG else {}),
+    ],
+)
 def test_an_extra_brings_what_it_needs(wheels: dict[str, Path], tmp_path: Path, requirement: str) -> None:
     _first_call(wheels, tmp_path, requirement)
 
 
-@pytest.mark.parametrize("requirement", FIRST_CALLS if LONG else ["tmc-client[outbox,rabbitmq]", "tmc-center[server]"])
+@pytest.mark.parametrize("requirement", FIRST_CALLS if LONG else ["tmc-center[server]"])
 def test_the_lowest_versions_do_as_well(wheels: dict[str, Path], tmp_path: Path, requirement: str) -> None:
     lowest = tmp_path / "lowest.txt"
     extras = "server,console,http,rabbitmq,consul,kafka"

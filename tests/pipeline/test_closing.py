@@ -58,6 +58,7 @@ def _cancel(message: Planted, at_ms: int) -> None:
 
 
 class TestCanceled:
+    @pytest.mark.takes_turns("closing")
     def test_what_the_audit_trail_names_is_no_discrepancy_and_is_listed(self, jobs: Jobs) -> None:
         """One by one, by a bulk job whose outcomes are known, and by one whose outcomes are forgotten."""
         single, bulk, forgotten, forged, late = _messages(jobs, 1)[:5]
@@ -123,6 +124,7 @@ class TestRepaired:
         summary = jobs.run_reconcile()
         assert set(_found(jobs, summary)) == {(other.id, subscriber), (failed.id, subscriber)}
 
+    @pytest.mark.takes_turns("closing")
     def test_without_other_losses_the_books_agree(self, jobs: Jobs) -> None:
         """Found by one run, repaired, and cleared by the next one."""
         lost, *_, again = _messages(jobs, 1)
@@ -141,6 +143,7 @@ class TestRepaired:
 
 
 class TestAccepted:
+    @pytest.mark.takes_turns("closing")
     def test_what_people_closed_is_counted_apart_until_it_expires(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -183,6 +186,7 @@ class TestAccepted:
 
 
 class TestCleaned:
+    @pytest.mark.takes_turns("closing")
     def test_effects_before_the_horizon_of_an_inbox_are_nobody_s_loss(self, jobs: Jobs) -> None:
         """Cleaned as documented: how far it went is recorded; what is missing after that is a loss."""
         messages = _messages(jobs, 3)
@@ -196,6 +200,7 @@ class TestCleaned:
             run.exec_driver_sql(f"UPDATE tmc_inbox_horizon SET horizon_ms = {jobs.center.start_ms - 86_400_000}")
         assert len(_found(jobs, jobs.run_reconcile())) == len(messages)
 
+    @pytest.mark.takes_turns("closing")
     def test_cleaning_is_no_news_and_what_else_is_missing_is(self, jobs: Jobs) -> None:
         kept, missing = _messages(jobs, 3), _messages(jobs, 2)[0]
         assert jobs.run_reconcile().consistent

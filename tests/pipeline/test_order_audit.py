@@ -51,6 +51,7 @@ def _found(jobs: Jobs, summary: Summary) -> dict[str, str]:
     return {row.message_id: row.verdict for row in jobs.details(summary) if row.subscriber}
 
 
+@pytest.mark.takes_turns("order")
 def test_every_kind_of_disorder_is_found_and_nothing_else(jobs: Jobs) -> None:
     lines = _ordered(jobs.center)
     assert jobs.run_reconcile().consistent
@@ -65,6 +66,7 @@ def test_every_kind_of_disorder_is_found_and_nothing_else(jobs: Jobs) -> None:
     assert not_archived == expected
 
 
+@pytest.mark.takes_turns("order")
 def test_acks_after_failures_and_switched_off_order_are_no_disorder(jobs: Jobs, folder: Path) -> None:
     """Skipped and acked late; delivered while order was off; cancelled before its turn came."""
     late, off, *_ = _ordered(jobs.center)
