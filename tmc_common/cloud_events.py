@@ -25,6 +25,18 @@ def record_headers(attributes: Mapping[str, str], content_type: str, headers: Ma
     return {**own, **event, **kind}
 
 
+def read_record_headers(headers: Mapping[str, str]) -> tuple[dict[str, str], str, dict[str, str]]:
+    """Do the reverse of `record_headers`. Returns: attributes without their prefix, content type, the message's own headers."""
+    attributes: dict[str, str] = {}
+    own: dict[str, str] = {}
+    for name, text in headers.items():
+        if name.startswith(KAFKA_PREFIX):
+            attributes[name.removeprefix(KAFKA_PREFIX)] = text
+        elif name != _CONTENT_TYPE:
+            own[name.removeprefix(PREFIX)] = text
+    return attributes, headers.get(_CONTENT_TYPE, ""), own
+
+
 def _is_the_events(name: str) -> bool:
     lowered = name.lower()
     return lowered.startswith(KAFKA_PREFIX) or lowered == _CONTENT_TYPE

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import base64
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
+from tmc_client.errors import CodecError
+from tmc_common.cloud_events import read_record_headers
 from tmc_common.headers import ORDER_KEY, SEQUENCE
+
+_TRACE = ("traceparent", "tracestate")  # a posted event has these headers as attributes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +36,59 @@ class Message:
     interval_ms: int = 0
     redelivered: bool = False
 
+    @classmethod
+    def from_record(
+        cls, headers: Iterable[tuple[str, bytes]] | None, value: bytes | None, *, subscriber: str = ""
+    ) -> Self:
+        """Read a record of Kafka that a center forwarded or an outbox sent, with any client of Kafka, for `inbox.once`.
+
+        subscriber: a name for what you do with a record of an outbox, which names none; records of a center name theirs.
+        Raises CodecError: it is no such record.
+        """
+        try:
+            texts = {name: text.decode() for name, text in headers or ()}
+            attributes, content_type, own = read_record_headers(texts)
+            return cls._from_attributes(attributes, subscriber, value or b"", content_type, own)
+        except _MALFORMED as exc:
+            raise CodecError(f"This is no record of a center or an outbox: {_wrong(exc)}.") from exc
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> Self:
+        """Read an event that a center posted to a webhook, whose signature you have verified, for `inbox.once`.
+
+        event: what json.loads makes of it; of a batch, one of the list. Raises CodecError: it is no such event.
+        """
+        try:
+            own = json.loads(event["tmcheaders"]) if "tmcheaders" in event else {}
+            own |= {name: event[name] for name in _TRACE if name in event}
+            if "data_base64" in event:
+                body = base64.b64decode(event["data_base64"], validate=True)
+            else:
+                body = json.dumps(event["data"], ensure_ascii=False, separators=(",", ":")).encode()
+            return cls._from_attributes(event, "", body, event.get("datacontenttype", ""), own)
+        except _MALFORMED as exc:
+            raise CodecError(f"This is no event of a center: {_wrong(exc)}.") from exc
+
+    @classmethod
+    def _from_attributes(
+        cls, event: Mapping[str, Any], subscriber: str, body: bytes, content_type: str, headers: Mapping[str, str]
+    ) -> Self:
+        """Raises LookupError, ValueError."""
+        subscriber = event.get("tmcsubscriber", subscriber)
+        if not subscriber:
+            raise ValueError("it names no subscriber, give one: from_record(..., subscriber='coupons')")
+        return cls(
+            id=event["id"],
+            topic=event["type"],
+            key=event["subject"],
+            body=body,
+            content_type=content_type,
+            headers=headers,
+            attempt=int(event.get("tmcattempt", 1)),
+            producer=event["source"].rpartition("/")[2],
+            subscriber=subscriber,
+        )
+
     @property
     def order_key(self) -> str:
         """Messages with the same order key are delivered one after another; "": it has none."""
@@ -43,6 +102,13 @@ class Message:
         """
         text = self.headers.get(SEQUENCE, "")
         return int(text) if text.isascii() and text.isdigit() else None
+
+
+_MALFORMED = (LookupError, ValueError, TypeError, AttributeError)
+
+
+def _wrong(exc: Exception) -> str:
+    return f"it has no {exc}" if isinstance(exc, KeyError) else str(exc)
 
 
 class Receipt(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 import tmc_client as tmc
 from tests.support.center import RunningCenter
@@ -76,6 +77,32 @@ def test_a_forward_reaches_its_topic_whatever_happens_to_the_broker(center: Runn
     read.close()
 
 
+def test_an_inbox_gives_forwarded_records_one_effect_whatever_is_read_again(
+    center: RunningCenter, kafka: Kafka, tmp_path: Path
+) -> None:
+    topic = f"coupons-{os.urandom(4).hex()}"
+    read = Read(kafka, topic)
+    center.subscribe("order.coupons", "coupons", forward=types_pb2.Forward(kind="kafka", target=topic))
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    tmc.create_tables(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE coupon (number INTEGER)"))
+    inbox = tmc.SqlInbox(sessionmaker(engine))
+    with tmc.connect(center.address, app="orders", key=center.keys["orders"]) as orders:
+        for number in range(20):
+            orders.publish("order.coupons", {"number": number}, key=f"k{number}")
+    eventually(lambda: len(read.all()) >= 20)
+    for record in read.records * 2:  # as after a crash between an effect and the commit of its offset
+        message = tmc.Message.from_record(record.headers(), record.value())
+        with inbox.once(message) as session:
+            if session is not None:
+                session.execute(sa.text("INSERT INTO coupon VALUES (:number)"), json.loads(message.body))
+    with engine.connect() as connection:
+        assert connection.scalars(sa.text("SELECT number FROM coupon ORDER BY number")).all() == list(range(20))
+    read.close()
+    engine.dispose()
+
+
 def test_the_outbox_sends_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     topic = f"outbox-{os.urandom(4).hex()}"
     read = Read(kafka, topic)
@@ -90,6 +117,9 @@ def test_the_outbox_sends_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     assert len({each.partition() for each in read.records}) == 1
     firsts = list(dict.fromkeys(each.value() for each in read.records))
     assert firsts == [b'{"n":%d}' % number for number in range(50)]
+    first = read.records[0]
+    message = tmc.Message.from_record(first.headers(), first.value(), subscriber="coupons")
+    assert (message.topic, message.key, message.order_key) == (topic, "k0", "one line")
     read.close()
     engine.dispose()
 

@@ -163,6 +163,8 @@ class TestEvent:
         (posted,) = shop.got
         verifier = standardwebhooks.Webhook(bytes.fromhex(keys["key"]))
         assert verifier.verify(posted.body, dict(posted.headers)) == posted.events[0]
+        message = tmc.Message.from_event(posted.events[0])
+        assert (message.topic, message.key, message.body, message.producer) == (topic, "k", b"x", "orders")
         with pytest.raises(standardwebhooks.WebhookVerificationError):
             verifier.verify(posted.body + b" ", dict(posted.headers))
         assert posted.headers["webhook-id"] == posted.events[0]["id"]
