@@ -6,6 +6,7 @@ export: the same rows by one connection and Arrow, unverified, in turn with the 
 nothing new in the tables. reconcile_s: ledgers of three producers, center, three inboxes. reconcile_increment_s: the last 30th of
 the messages; reconcile_increment_share: that against everything, at the largest size; both from the start of the process.
 open_increment_s: the run after one with everything, while a subscriber is away with a third of 900,000 messages.
+discrepancies_*: a million messages, each of which is one, since no inbox has any.
 peak_memory_mb: the job's whole process tree; bodies: of 256 KiB, in thousands of messages. traffic_loss_share: open-loop full
 lives at half of what the center can do, with the polite archive beside it, in turn with none.
 """
@@ -176,6 +177,20 @@ class Side:
             "open_peak_memory_mb": round(max(everything["peak_mb"], increment["peak_mb"])),
         }
 
+    def with_nothing_effected(self) -> dict[str, float]:
+        """All inboxes are empty, and each message is a discrepancy."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for name in CONSUMERS:
+            with self.center.sql(self.center.ledger(name)) as run:
+                run.exec_driver_sql("DELETE FROM tmc_inbox")
+        figures = measured("reconcile", self.settings(ledgers=True))
+        assert figures["lost"] == self.messages, figures
+        return {
+            "discrepancies": figures["lost"],
+            "discrepancies_s": round(figures["total_s"], 1),
+            "discrepancies_peak_memory_mb": round(figures["peak_mb"]),
+        }
+
 
 def share_classes(side: Side, folder: Path) -> None:
     """As docs/pipeline.md says, before all that is measured."""
@@ -229,6 +244,7 @@ def main() -> None:
     parser.add_argument(
         "--away", type=int, default=900_000, help="messages, a third of which a subscriber has not acked; 0: none"
     )
+    parser.add_argument("--lost", type=int, default=MILLION, help="messages, all of them discrepancies; 0: none")
     options = parser.parse_args()
     sizes = [round(float(size) * MILLION) for size in options.sizes.split(",") if size]
     main_size = 2 * MILLION if 2 * MILLION in sizes else max(sizes, default=0)
@@ -236,11 +252,16 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="tmc-bench-pipeline-"))
     result: dict[str, Any] = {}
     peaks: list[float] = []
+
+    def side_of(messages: int, **settings: int) -> Side:
+        side = Side(server, messages, folder, **settings)
+        if not (folder / "pipeline.toml").exists():
+            share_classes(side, folder)
+        return side
+
     try:
         for size in sizes:
-            side = Side(server, size, folder)
-            if size == sizes[0]:
-                share_classes(side, folder)
+            side = side_of(size)
             if size == main_size:
                 pairs = [(side.archive(), side.export()) for _ in range(options.rounds)]
                 peaks += [figures["peak_mb"] for figures, _ in pairs]
@@ -271,15 +292,16 @@ def main() -> None:
             if size == max(sizes):
                 result["reconcile_increment_share"] = round(increment_s / figures["total_s"], 3)
             side.drop()
-        if options.away:
-            side = Side(server, options.away, folder)
-            if not sizes:
-                share_classes(side, folder)
+        apart = {Side.with_one_away: options.away, Side.with_nothing_effected: options.lost}
+        for measure, size in apart.items():
+            if not size:
+                continue
+            side = side_of(size)
             side.center.fill_ledgers()
-            result |= side.with_one_away()
+            result |= measure(side)
             side.drop()
         for thousands in (1, 8) if sizes else ():
-            side = Side(server, thousands * 1000, folder, body_bytes=256 << 10)
+            side = side_of(thousands * 1000, body_bytes=256 << 10)
             result[f"peak_memory_mb_bodies_{thousands}k"] = round(side.archive()["peak_mb"])
             side.drop()
         if peaks:

@@ -64,7 +64,12 @@ class RoutingOutlet:
             outlet.drained_until(subscription, tried_ms)
 
     def look(self, subscription: SubscriptionNumber) -> QueueLook | None:
-        """Look on behalf of the duty that holds the shard, and report a forwarder that is missing."""
+        """Look on behalf of the duty that holds the shard, and report a forwarder that is missing.
+
+        Nothing goes to a subscription that was removed: its rows are cancelled, whatever its outlet says.
+        """
+        if self._catalog.current.subscriptions[subscription].is_removed:
+            return QueueLook()
         if self._outlet(subscription) is None and not self._catalog.current.is_paused(subscription):
             forward = self._catalog.current.subscriptions[subscription].forward
             assert forward is not None, "only forwarders can be missing"

@@ -248,6 +248,11 @@ def decide_cancel(row: Row) -> Decision:
     return transition if isinstance(transition, TmcError) else replace(row, state=transition.to, due_ms=None)
 
 
+def decide_removed(row: Row) -> Row:
+    """Nothing is delivered any more to a subscription that was removed, and nobody is to deal with what failed there."""
+    return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.REMOVE].to, due_ms=None, begun=NO_RUN)
+
+
 def decide_due(
     row: Row, policy: RetryPolicy, subscribed: bool, now: int, budget: Budget, *, lost_ms: int | None = None
 ) -> Row:
@@ -257,7 +262,7 @@ def decide_due(
     attempt does not count, and the wait after the next one is longer, up to five minutes.
     """
     if not subscribed:
-        return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.REMOVE].to, due_ms=None, begun=NO_RUN)
+        return decide_removed(row)
     if budget.is_used_up(row, policy, now, counts=lost_ms is None):
         return replace(row, state=TRANSITIONS[row.state, ConsumptionEvent.EXHAUST].to, due_ms=None, begun=NO_RUN)
     tried = (row.tried if lost_ms is None else _without_this(row)) + 1

@@ -97,17 +97,19 @@ class Counting:
         is_known = topic.number in self._unacked
         if is_known and before * 2 < limit and self._runs % _COUNT_UNACKED_EVERY:
             return
-        shards, total = shards_of(topic.table_index, topic.spread), 0
+        shards, total, is_told = shards_of(topic.table_index, topic.spread), 0, False
         for each in catalog.subscribers(topic.number):
             counted = self._counter.unacked(shards, each, limit - total)
             total += counted
-            if total * 100 >= limit * _ALERT_PERCENT:
+            if total * 100 >= limit * _ALERT_PERCENT and not is_told:
+                is_told = True
                 of = "the limit of" if total >= limit else f"{total} of"
                 self._alert(
                     each.number,
                     f"{of} {limit} deliveries of {topic.name} are not acked: scheduled, waiting, or failed, {counted} of those "
                     "counted to this subscription; at the limit, its producers are refused (unacked_limit)",
                 )
+            if total >= limit:
                 break
         self._unacked[topic.number] = total
 

@@ -19,6 +19,7 @@ from tmc_server.metrics import METRICS
 log = EventLog("tmc.retention")
 
 _BATCH = 500  # messages of one transaction
+_LOOK = 10_000  # of one query: what failed stays, and there may be millions of it before anything can go
 _FORGET = 2000
 _CLOCKS_APART_MS = 3_600_000
 
@@ -89,6 +90,7 @@ class Retention:
         return [self._open] if self._open is not None and self._open in held else held
 
     def _turn(self, work: ClosedWork, shard: Shard, before_ms: int, runs: Sequence[Removal]) -> bool:
+        self._open = None  # unless this turn leaves it half worked off: another server may have finished it meanwhile
         if self._lists is None:
             return self._by_age(work, shard, before_ms)
         at = work.position(shard)
@@ -106,11 +108,11 @@ class Retention:
         return False
 
     def _by_age(self, work: ClosedWork, shard: Shard, before_ms: int) -> bool:
-        numbers = work.old(shard, self._after.get(shard, NO_MESSAGE), before_ms, self._batch)
-        self._after[shard] = numbers[-1] if numbers else NO_MESSAGE  # the next sweep begins at the beginning
+        numbers, end = work.old(shard, self._after.get(shard, NO_MESSAGE), before_ms, self._batch, _LOOK)
+        self._after[shard] = NO_MESSAGE if end is None else end  # the next sweep begins at the beginning
         if numbers:
             self._count(work.remove(shard, numbers, before_ms))
-        return bool(numbers)
+        return end is not None
 
     def _by_list(self, work: ClosedWork, shard: Shard, run: Removal, after: int) -> bool:
         """Removes one batch of a run's list."""

@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.errors import Retryable, StoreUnavailable
-from tmc_server.store.engines import Database, repeating
+from tmc_server.store.engines import Database, over, repeating
 from tmc_server.store.tables import meta, server
 
 LONGEST_STALE_MS = 60_000  # what [store] change_delay_ms may be at most
@@ -94,10 +94,10 @@ class CatalogActivation:
         """Returns: the version to wait for, and the server runs that may no longer read the catalog."""
         with self._database.transaction() as connection:
             now = self._database.now(connection)
-            over = server.update().where(
-                server.c.expires_ms <= now, server.c.silenced == 0, server.c.incarnation != (self._mine() or 0)
+            ended = server.update().where(
+                over(server.c.expires_ms, now), server.c.silenced == 0, server.c.incarnation != (self._mine() or 0)
             )
-            connection.execute(over.values(silenced=1))
+            connection.execute(ended.values(silenced=1))
             ones = connection.execute(sa.select(server.c.incarnation).where(server.c.silenced == 1)).scalars()
             return int(connection.execute(sa.select(meta.c.catalog_version)).scalar_one()), set(ones)
 

@@ -49,7 +49,7 @@ class SqlAlertOutbox:
                     kind=row.kind,
                     topic=row.topic_no,
                     shard=row.shard,
-                    number=row.message_id,
+                    number=max(row.message_id, 0),
                     subscription=row.subscription_no,
                     attempt=row.attempt,
                     detail=row.detail,
@@ -60,7 +60,15 @@ class SqlAlertOutbox:
             ]
 
     def add(self, kind: str, topic: int, subscription: SubscriptionNumber, slot: int, detail: str) -> None:
-        values = {"kind": kind, "topic_no": topic, "shard": 0, "message_id": 0, "subscription_no": subscription}
+        # An alert is known by kind, message, subscription and slot: what is about a topic alone has its number in them, too.
+        message_id = 0 if subscription else -topic
+        values = {
+            "kind": kind,
+            "topic_no": topic,
+            "message_id": message_id,
+            "shard": 0,
+            "subscription_no": subscription,
+        }
 
         def write() -> None:
             with self._database.transaction() as connection:

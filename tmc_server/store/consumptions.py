@@ -81,6 +81,11 @@ def _consume(
                 f"The delivery is {row.state.name} now: it moved after the dry run."
             )
             continue
+        if isinstance(operation, Reactivate | DeliverNow) and _is_removed(tx, pair[0]):
+            outcomes[operation] = ConsumptionClosed(
+                "The delivery is of a registration that was removed: nothing is delivered to it any more. Cancel it."
+            )
+            continue
         tried_ms = 0 if pair in answered else held.tried_ms
         decision = _decide(operation, row, tried_ms, tx.now, held.budget)
         if isinstance(decision, Row) and decision.state is ConsumptionState.FAILED and _may_be_spared(tx, operation):
@@ -88,6 +93,8 @@ def _consume(
         if isinstance(decision, TmcError):
             outcomes[operation] = decision
             continue
+        if decision is not None and decision.state is ConsumptionState.FAILED and _is_removed(tx, pair[0]):
+            decision = consumption.decide_removed(row)
         outcomes[operation] = Done(pair[0])
         if isinstance(operation, Ack | Nack | Extend) and (operation.attempt or 1) == row.attempt:
             tx.drained_until[pair[0]] = max(tx.drained_until[pair[0]], held.tried_ms)
@@ -142,6 +149,12 @@ def _releases_next(tx: Transaction, subscription: SubscriptionNumber, row: Row) 
 
 def _order(tx: Transaction, subscription: SubscriptionNumber) -> OrderMode:
     return tx.catalog.subscriptions[subscription].order
+
+
+def _is_removed(tx: Transaction, subscription: SubscriptionNumber) -> bool:
+    """Return whether it was removed, which is final: its name may be registered again, under another number."""
+    known = tx.catalog.subscriptions.get(subscription)
+    return known is not None and known.is_removed
 
 
 def _missing(tx: Transaction, number: MessageNumber) -> TmcError:

@@ -113,7 +113,7 @@ class SqlCheckStore:
                 sql = statements_of(shard)
                 with self._writer(shard).database.reading() as connection:
                     rows = connection.execute(sql.failed_checks, {**which, "limit": limit - len(found)})
-                    found += [(shard, row.id) for row in rows]
+                    found += [(shard, row.message_id) for row in rows]
         return found
 
     def decide(self, actor: str, shard: Shard, number: MessageNumber, commit: bool, reason: str) -> None:

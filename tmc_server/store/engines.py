@@ -32,8 +32,18 @@ _CLOCK_ERROR_MS = 125.0  # as long as it may be off by more, a reading is repeat
 _CLOCK_TRIES = 3
 _CLOCK_DRIFT = 0.001  # two clocks run apart by less
 _CLOCK_SET_BACK_MS = 1_000  # a smaller step back is taken at once
-_CLOCK_TOO_FAR_MS = 86_400_000  # a longer one is followed: catching up would take ten days and more
+CLOCK_TOO_FAR_MS = 86_400_000  # a longer one is followed: catching up would take ten days and more
 _CLOCK_SLOWED = 0.1
+
+
+def is_over(end_ms: int, now: int) -> bool:
+    """Return whether what was leased until end_ms is over. An end that far ahead is of a clock that was set back since."""
+    return not now < end_ms <= now + CLOCK_TOO_FAR_MS
+
+
+def over(end_ms: sa.Column[int], now: int) -> sa.ColumnElement[bool]:
+    """Return `is_over` as a condition."""
+    return sa.or_(end_ms <= now, end_ms > now + CLOCK_TOO_FAR_MS)
 
 
 class StoreConflict(Exception):
@@ -81,7 +91,7 @@ class CarriedClock:
                 least, most = max(least, low - drift), min(most, high + drift)
                 used = min(max(known, least), most)
             was_ahead = known - high > _CLOCK_SET_BACK_MS
-            if (was_set or was_ahead) and _CLOCK_SET_BACK_MS < known - used < _CLOCK_TOO_FAR_MS:
+            if (was_set or was_ahead) and _CLOCK_SET_BACK_MS < known - used < CLOCK_TOO_FAR_MS:
                 used = max(used, known - (after - known_at) * 1000 * _CLOCK_SLOWED)
         self._known = (used, least, most, after)
         return max(most - used, min(used, most) - least)
@@ -90,7 +100,7 @@ class CarriedClock:
         """Another server has seen this time already. Something must have been read."""
         assert self._known is not None
         used, least, most, at = self._known
-        if ms - now * 1000 - used < _CLOCK_TOO_FAR_MS:
+        if ms - now * 1000 - used < CLOCK_TOO_FAR_MS:
             self._known = (max(used, ms - now * 1000), least, most, at)
 
     @property

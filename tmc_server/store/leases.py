@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tmc_server.domain.numbers import Shard
-from tmc_server.store.engines import Database, StoreConflict, repeating
+from tmc_server.store.engines import Database, StoreConflict, is_over, over, repeating
 from tmc_server.store.tables import lease
 
 WITHOUT_OWNER_MS = 2_000  # any server may take a shard that had no owner for this long, even above its fair share
@@ -114,7 +114,7 @@ class ShardLeases:
             self._adopted.clear()
         self._offered -= {row.shard for row in rows.values() if row.owner not in (0, me)}  # not in vain
         surplus = [shard for shard in sorted(mine) if self._adopted.get(shard, 0.0) <= self._monotonic()][share:]
-        free = [row for row in rows.values() if row.expires_ms <= now]
+        free = [row for row in rows.values() if is_over(row.expires_ms, now)]
         within, adopted = _wanted(free, me, share - len(mine), now - (LAST_RESORT_MS if aside else WITHOUT_OWNER_MS))
         wanted = sorted([*within, *adopted], key=lambda row: row.shard)
         if not (renew or surplus or wanted):
@@ -134,7 +134,7 @@ class ShardLeases:
                     raise StoreConflict("a lease went while it was renewed")
             for row in wanted:
                 taken = lease.update().where(
-                    lease.c.shard == row.shard, lease.c.epoch == row.epoch, lease.c.expires_ms <= now
+                    lease.c.shard == row.shard, lease.c.epoch == row.epoch, over(lease.c.expires_ms, now)
                 )
                 values = {"owner": me, "epoch": row.epoch + 1, "expires_ms": now + self._lease_ms, "seen_ms": now}
                 if connection.execute(taken.values(values)).rowcount:

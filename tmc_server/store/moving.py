@@ -35,7 +35,7 @@ from tmc_server.errors import RowLocked, StoreUnavailable, TmcError
 from tmc_server.store.auditing import act, record
 from tmc_server.store.dialects.contract import Recording
 from tmc_server.store.dialects.postgresql import without_nul
-from tmc_server.store.engines import Database, repeated, repeating
+from tmc_server.store.engines import Database, over, repeated, repeating
 from tmc_server.store.move_hold import Held, MoveRefused
 from tmc_server.store.shard_map import place_of
 from tmc_server.store.sql import InsertRows
@@ -282,7 +282,7 @@ class ShardMove:
     def _demand_known(self, connection: sa.Connection) -> None:
         """Raises MoveRefused: a server would stop when the shard arrives, since its configuration lacks the target."""
         now = self._catalog.now(connection)
-        alive = sa.select(server.c.name, server.c.known_databases).where(server.c.expires_ms > now)
+        alive = sa.select(server.c.name, server.c.known_databases).where(sa.not_(over(server.c.expires_ms, now)))
         ignorant = [
             row.name for row in connection.execute(alive) if self._identities[1] not in (row.known_databases or "")
         ]

@@ -21,7 +21,7 @@ from tmc_server.domain.ids import SLOTS, IdGenerator
 from tmc_server.domain.ports.servers import ServerRun
 from tmc_server.errors import NoIdentity
 from tmc_server.store.activation import LONGEST_STALE_MS
-from tmc_server.store.engines import Database, StoreConflict, repeating, wall_clock_ms
+from tmc_server.store.engines import Database, StoreConflict, is_over, repeating, wall_clock_ms
 from tmc_server.store.records import record_of
 from tmc_server.store.tables import node_slot, server
 
@@ -217,8 +217,8 @@ class NodeSlots:
     def _read_members(self, connection: sa.Connection) -> None:
         now = self._database.now(connection)
         runs = server_runs(connection)
-        self.alive = [run for run in runs if run.expires_ms > now]
-        self.gone = [run for run in runs if run.expires_ms <= now]
+        self.alive = [run for run in runs if not is_over(run.expires_ms, now)]
+        self.gone = [run for run in runs if is_over(run.expires_ms, now)]
 
     def release(self, all_answered: bool = True) -> None:
         """Free the slot; the next holder starts after the last number made here.

@@ -55,10 +55,16 @@ class ClosedMessages:
             row = connection.execute(statements_of(shard).retained).one_or_none()
             return Position(row.run, row.position) if row is not None else Position("", NO_MESSAGE)
 
-    def old(self, shard: Shard, after: MessageNumber, before_ms: int, limit: int) -> Sequence[MessageNumber]:
-        which = {"after": after, "last": first_number(before_ms), "before": before_ms, "limit": limit}
+    def old(
+        self, shard: Shard, after: MessageNumber, before_ms: int, limit: int, rows: int
+    ) -> tuple[Sequence[MessageNumber], MessageNumber | None]:
+        sql, span = statements_of(shard), {"after": after, "last": first_number(before_ms)}
         with self._database.reading() as connection:
-            return list(connection.execute(statements_of(shard).removable, which).scalars())
+            end = connection.execute(sql.end_of_window, {**span, "passed": rows - 1}).scalar()
+            if end is not None:
+                span["last"] = end + 1
+            found = list(connection.execute(sql.removable, {**span, "before": before_ms, "limit": limit}).scalars())
+            return found, found[-1] if len(found) == limit else end
 
     @repeating
     def remove(

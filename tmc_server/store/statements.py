@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from tmc_server.domain import consumption as c
 from tmc_server.domain import message as m
-from tmc_server.domain.numbers import ANSWERED, Shard
+from tmc_server.domain.numbers import ANSWERED, NO_SUBSCRIPTION, Shard
 from tmc_server.store.line_statements import LineStatements
 from tmc_server.store.sql import ByIds, ByPairs, InsertRows, by_ids, by_pairs, by_primary, has_state, through_index
 from tmc_server.store.tables import alert, audit, failed, lease, retention, shard_tables, tombstone, waiting
@@ -455,13 +455,14 @@ class ShardStatements:
         )
 
     def _for_operators(self, message: sa.Table) -> None:
-        # ids, now: an operator restarts the checks; check numbers continue.
+        # ids, now: an operator restarts the checks; check numbers continue, one on: an answer to an earlier check is over.
         self.reactivate_checks = ByIds(
             by_primary(
                 message.update()
                 .where(by_ids(message.c.id), has_state(message.c.state, m.sources(m.MessageEvent.REACTIVATE)))
                 .values(
                     state=int(m.MessageState.PREPARED),
+                    check_attempt=message.c.check_attempt + 1,
                     due_ms=sa.bindparam("now"),
                     checked=0,
                     unreached_ms=None,
@@ -484,16 +485,17 @@ class ShardStatements:
                 message,
             )
         )
-        # topic, first, last, limit: by number, which carries the time.
+        # topic, first, last, limit: by number, which carries the time. What waits for an operator has a table of its own.
         self.failed_checks = (
-            sa.select(message.c.id)
+            sa.select(failed.c.message_id)
             .where(
-                message.c.topic_no == sa.bindparam("topic"),
-                message.c.state == int(m.MessageState.CHECK_FAILED),
-                message.c.id >= sa.bindparam("first"),
-                message.c.id < sa.bindparam("last"),
+                failed.c.shard == self.shard,
+                failed.c.topic_no == sa.bindparam("topic"),
+                failed.c.subscription_no == NO_SUBSCRIPTION,
+                failed.c.message_id >= sa.bindparam("first"),
+                failed.c.message_id < sa.bindparam("last"),
             )
-            .order_by(message.c.id)
+            .order_by(failed.c.message_id)
             .limit(sa.bindparam("limit"))
         )
 
@@ -529,13 +531,12 @@ class ShardStatements:
             )
             for table in (consumption, self.tables.attempt)
         ]
+        # after, last, passed: the number behind as many rows; nothing: there are no more.
+        in_span = message.c.id > sa.bindparam("after"), message.c.id < sa.bindparam("last")
+        by_number = sa.select(message.c.id).where(*in_span).order_by(message.c.id)
+        self.end_of_window = by_number.offset(sa.bindparam("passed")).limit(1)
         # after, last, before, limit: in the order of their numbers.
-        self.removable = (
-            sa.select(message.c.id)
-            .where(message.c.id > sa.bindparam("after"), message.c.id < sa.bindparam("last"), *removable)
-            .order_by(message.c.id)
-            .limit(sa.bindparam("limit"))
-        )
+        self.removable = by_number.where(*removable).limit(sa.bindparam("limit"))
         here = retention.c.shard == self.shard
         self.retained = sa.select(retention.c.horizon_ms, retention.c.run, retention.c.position).where(here)
         self.lock_retention = self.retained.with_for_update()

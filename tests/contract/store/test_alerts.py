@@ -9,6 +9,7 @@ import pytest
 from tests.support.alerting import Server, Sink, rejected
 from tests.support.store import StoreUnderTest
 from tmc_server.domain.alerts import REMIND_AFTER_MS
+from tmc_server.domain.numbers import NO_SUBSCRIPTION
 from tmc_server.duties.alerting import CLAIM_MS
 from tmc_server.store.alert_outbox import SqlAlertOutbox
 
@@ -48,6 +49,14 @@ def test_different_groups_do_not_wait_for_each_other(store: StoreUnderTest) -> N
     store.alerts.add("no consumer", store.topic.number, store.subscription.number, 1, "nobody reads")
     server.turn()
     assert sorted((alert.kind, alert.count) for alert in sink.got) == [("delivery failed", 3), ("no consumer", 1)]
+
+
+def test_alerts_of_two_topics_at_the_same_time_are_two(store: StoreUnderTest) -> None:
+    for topic in (store.topic.number, store.topic.number + 1):
+        for _ in range(2):  # of two servers
+            store.alerts.add("submission refused", topic, NO_SUBSCRIPTION, 1, "a letter")
+    raised = store.alerted("submission refused")
+    assert [(alert.topic, alert.number) for alert in raised] == [(1, 0), (2, 0)]
 
 
 def test_two_servers_send_each_alert_once(store: StoreUnderTest) -> None:

@@ -345,13 +345,20 @@ class TestOperators:
         assert store.desk.reactivate("ben", store.shard, [failed], "me too") == 0
         store.checking(ScriptedAsking(UNKNOWN)).run_once()
         row = store.message_row(failed)
-        assert (MessageState(row.state), row.check_attempt) == (CHECK_FAILED, 2)
+        assert (MessageState(row.state), row.check_attempt) == (CHECK_FAILED, 3)  # the reactivation took a number
         assert len(store.alerted("check failed")) == 2  # one per episode
         with store.database.reading() as connection:
             notes = connection.exec_driver_sql(
                 "SELECT actor, action, reason FROM tmc_audit WHERE action = 'reactivate check'"
             ).fetchall()
         assert [tuple(note) for note in notes] == [("ann", "reactivate check", "producer mended")]
+
+    def test_an_answer_to_an_earlier_check_undoes_no_reactivation(self, store: StoreUnderTest, failed: int) -> None:
+        asked = store.desk.begin("ann", store.shard, failed, 5_000)
+        assert asked is not None
+        store.desk.reactivate("ben", store.shard, [failed], "producer mended")
+        assert store.desk.record(store.shard, [Checked(asked, UNKNOWN)]).overtaken == 1
+        assert store.state_of(failed) is PREPARED
 
     def test_failed_ones_are_found_by_time(self, store: StoreUnderTest, failed: int) -> None:
         made = store.message_row(failed).created_ms

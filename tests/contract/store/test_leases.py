@@ -17,6 +17,7 @@ from tmc_server.store.tables import lease
 
 LEASE_MS = 10_000
 SHARDS = list(range(32))
+DAY_S = 86_400
 
 
 class Servers:
@@ -111,6 +112,23 @@ def test_a_shard_that_nobody_wants_is_taken_whatever_the_share(store: StoreUnder
         assert servers.turn(0) == [32, 0]  # nobody else wants them, so they are not offered all the time
     store.clock.advance(1)
     assert servers.turn(0) == [16, 0]
+
+
+def test_after_a_clock_that_was_days_ahead_leases_are_taken_and_dead_servers_are_gone(store: StoreUnderTest) -> None:
+    servers = Servers(store, 1)
+    store.clock.advance(2 * DAY_S)
+    dead = NodeSlots(store.database, "dead:1", store.clock)
+    dead.acquire()
+    assert servers.turn() == [32]
+    servers.leases[0].release()
+    store.clock.advance(-2 * DAY_S)
+    started = ShardLeases(store.database, lambda: SHARDS, lambda: 2, lambda: [2], LEASE_MS)
+    started.run_once()
+    assert len(started.held()) == 32
+    slots = NodeSlots(store.database, "new:2", store.clock)
+    slots.acquire()
+    slots.run_once()
+    assert [[run.name for run in runs] for runs in (slots.alive, slots.gone)] == [["new:2"], ["dead:1"]]
 
 
 def test_a_drained_server_gives_its_shards_to_the_others_and_takes_them_again(store: StoreUnderTest) -> None:

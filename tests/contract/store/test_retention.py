@@ -20,14 +20,14 @@ from tmc_server.domain.catalog import NewApp
 from tmc_server.domain.consumption import ConsumptionState
 from tmc_server.domain.manifest import ArchivedShard, Manifest, Place, manifest_name, removal_folder
 from tmc_server.domain.message import MessageState
-from tmc_server.domain.numbers import Shard
+from tmc_server.domain.numbers import NO_MESSAGE, MessageNumber, Shard
 from tmc_server.domain.operations import Stored
 from tmc_server.domain.ports.catalog import NewSubscription
 from tmc_server.domain.ports.retention import ListUnreadable, Position
 from tmc_server.duties.retention import Retention
 from tmc_server.errors import MessageGone, MessageUnknown, SubscriptionUnknown
 from tmc_server.store.retention import ClosedMessages
-from tmc_server.store.tables import shard_tables, tombstone
+from tmc_server.store.tables import lease, shard_tables, tombstone
 
 DAY_MS = 86_400_000
 _CENTER = "c" * 32
@@ -376,9 +376,53 @@ def test_tombstones_and_sent_alerts_are_removed_after_the_window(kept: Kept) -> 
 def test_a_shard_of_another_server_is_left_alone(kept: Kept) -> None:
     number = _acked(kept.store)
     kept.store.clock.advance(2 * DAY_MS / 1000)
+    with kept.store.database.transaction() as connection:
+        connection.execute(lease.update().values(expires_ms=kept.store.clock() + 60_000))
     nobodys = kept.store.new_leases(incarnation=99)  # the first one holds it
     kept.sweep(by_age=True, work=ClosedMessages(kept.store.database, nobodys))
     assert kept.left() == [number]
+
+
+def test_a_list_that_another_server_finished_holds_up_no_other_shard(kept: Kept) -> None:
+    """Half worked off here, the lease goes and comes back."""
+    numbers = [_acked(kept.store) for _ in range(3)]
+    kept.store.clock.advance(1)
+    kept.archive("r1", numbers)
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    held, asked = [kept.store.shard], []
+
+    class Here(ClosedMessages):
+        def held_shards(self) -> Sequence[Shard]:
+            return held
+
+        def position(self, shard: Shard) -> Position:
+            asked.append(shard)
+            return super().position(shard)
+
+    here, lists = Here(kept.store.database, kept.store.leases), ArchiveFolder(str(kept.folder), center=_CENTER)
+    duty = Retention([here], lists, kept.keep_ms, rate=2, sleep=kept.slept.append)
+    assert duty.run_once()  # one of them
+    kept.sweep()
+    assert kept.left() == []
+    held.append(Shard(3))
+    for _ in range(2):
+        duty.run_once()
+    assert Shard(3) in asked
+
+
+def test_millions_that_stay_are_passed_in_pages(kept: Kept) -> None:
+    """What failed stays for ever, in front of all that may go."""
+    failed = [_failed(kept.store) for _ in range(5)]
+    gone = [_acked(kept.store) for _ in range(2)]
+    kept.store.clock.advance(2 * DAY_MS / 1000)
+    seen = []
+    at: MessageNumber | None = NO_MESSAGE
+    while at is not None:
+        numbers, at = kept.work.old(kept.store.shard, at, kept.store.clock(), limit=10, rows=2)
+        seen.append(numbers)
+    assert seen == [[], [], [gone[0]], [gone[1]]]
+    kept.sweep(by_age=True)
+    assert kept.left() == failed
 
 
 def test_a_manifest_that_another_one_replaced_is_read_again(kept: Kept) -> None:

@@ -383,6 +383,22 @@ class TestDelivering:
         assert store.perform(store.ack_of(number)) == [DONE]
         assert store.consumption_state(number) is ConsumptionState.CANCELLED
 
+    def test_of_an_earlier_registration_nothing_is_delivered_again(self, store: StoreUnderTest) -> None:
+        failed, waits, rejected = (store.submitted(room=1) for _ in range(3))
+        store.perform(store.nack_of(failed, 1, reject=True), store.nack_of(waits, 1))
+        first = store.subscription.number
+        store.removed()
+        store.subscription = store.catalog_store.register_subscription(
+            "test", NewSubscription(topic="order.paid", app="coupons", tag="", policy=POLICY)
+        )
+        store.watch.run_once()
+        again = store.perform(store.reactivate_of(failed), store.deliver_now_of(waits))
+        assert all(isinstance(each, ConsumptionClosed) for each in again)
+        assert store.perform(store.nack_of(rejected, 1, reject=True)) == [DONE]
+        states = [ConsumptionState(store.row(number, first).state) for number in (failed, waits, rejected)]
+        # Nobody is to deal with what is rejected there: FAILED, it would stay until somebody cancels it.
+        assert states == [ConsumptionState.FAILED, ConsumptionState.SCHEDULED, ConsumptionState.CANCELLED]
+
     def test_a_failed_transaction_gives_its_room_back(self, store: StoreUnderTest) -> None:
         def explode(point: str) -> None:
             if point == "locked":

@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -448,6 +449,21 @@ class TestCounting:
             seen.append(counting.unacked(1))
         assert seen == [10] * 4 + [49] * 5 + [50, 79, 80, 100, 100]
         assert [alert.partition(" deliveries")[0] for alert in alerts] == ["80 of 100", *["the limit of 100"] * 2]
+
+    def test_a_subscription_near_the_limit_hides_no_other_one(self) -> None:
+        """A has 85 failed deliveries for ever; what B does not ack counts on top."""
+        counter = self.Counter(0)
+        counter.backlogs = [85, 10, 85, 40]
+        alerts: list[str] = []
+        catalog = _Fixed(unacked_limit=100)
+        first = catalog.current.subscriptions[SubscriptionNumber(7)]
+        second = replace(first, number=SubscriptionNumber(8), tag="second")
+        catalog.current = replace(catalog.current, subscriptions={7: first, 8: second})
+        counting = Counting(catalog, counter, lambda _number, detail: alerts.append(detail))
+        counting.run_once()
+        assert (counting.unacked(1), len(alerts)) == (95, 1)
+        counting.run_once()
+        assert (counting.unacked(1), len(alerts)) == (100, 2)
 
     def test_a_database_that_is_away_stops_no_other_count(self) -> None:
         class Away(TestCounting.Counter):

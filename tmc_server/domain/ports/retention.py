@@ -26,8 +26,12 @@ class ClosedWork(Protocol):
         """Milliseconds by the database's clock."""
 
     def position(self, shard: Shard) -> Position: ...
-    def old(self, shard: Shard, after: MessageNumber, before_ms: int, limit: int) -> Sequence[MessageNumber]:
-        """Numbers above `after` of messages closed before that moment, ascending, at most `limit`."""
+    def old(
+        self, shard: Shard, after: MessageNumber, before_ms: int, limit: int, rows: int
+    ) -> tuple[Sequence[MessageNumber], MessageNumber | None]:
+        """Look at messages with numbers above `after`, at most `rows`. Returns: `limit` of those closed before that moment,
+        ascending, and the number that the next look begins after; None: there are no more.
+        """
 
     def remove(
         self, shard: Shard, numbers: Sequence[MessageNumber], before_ms: int, then: Position | None = None
