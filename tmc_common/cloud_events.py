@@ -5,13 +5,25 @@ Source: CloudEvents 1.0.2, Kafka protocol binding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tmc_common.headers import PREFIX
 
 VERSION = "1.0"
 KAFKA_PREFIX = "ce_"
 _CONTENT_TYPE = "content-type"
+
+
+def headers_of(record: Any) -> Sequence[tuple[str, bytes | None]] | None:
+    """Return the headers of a record of confluent_kafka. None: it cannot read them, e.g. a name that is not UTF-8.
+
+    Call it once for each record: what the library gives afterwards crashes the process.
+    """
+    try:
+        return record.headers() or ()
+    except Exception:  # noqa: BLE001 - SystemError, from within the library
+        return None
 
 
 def record_headers(attributes: Mapping[str, str], content_type: str, headers: Mapping[str, str]) -> dict[str, str]:

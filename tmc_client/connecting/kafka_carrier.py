@@ -16,7 +16,7 @@ from tmc_client import errors
 from tmc_client.connecting.submit_queue import Letter
 from tmc_client.forks import abandon
 from tmc_common import submission
-from tmc_common.cloud_events import record_headers
+from tmc_common.cloud_events import headers_of, record_headers
 
 _CONNECT_S = 5.0
 _PAUSE_S = 0.005  # the library would wait in C, where no greenlet runs
@@ -88,7 +88,7 @@ class KafkaCarrier:
                     raise KafkaException(self._error)
                 for record in self._consumer.consume(_PAGE, 0):
                     if record.error() is None:
-                        correlation = dict(record.headers() or ()).get(submission.CORRELATION) or b""
+                        correlation = dict(headers_of(record) or ()).get(submission.CORRELATION) or b""
                         answers[correlation.decode(errors="replace")] = record.value()
                 if not answers:
                     time.sleep(_PAUSE_S)

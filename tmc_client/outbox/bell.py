@@ -66,8 +66,8 @@ class Bell:
             try:
                 with self._engine.begin() as connection:
                     connection.execute(sa.text(f"NOTIFY {_CHANNEL}"))
-            except sa.exc.SQLAlchemyError as exc:
-                log.debug("the relay looks by itself: %s", exc)
+            except Exception:  # also of what makes connections for the engine
+                log.debug("the relay looks by itself", exc_info=True)
 
     def _take(self) -> bool:
         """Wait for a ring. Returns False: it is closed."""

@@ -64,10 +64,13 @@ class KafkaTarget:
         self._last_error = ""
         self._lock = threading.Lock()
         self._producer: Producer | None = None
+        self._alone: Producer | None = None  # sends one record at a time
+        self._too_large: set[int] = set()  # of the last page
+        self._is_over = False
 
     def after_fork(self) -> None:
         """See forks.ForkAware: the producer is the parent's."""
-        abandon(self._producer)
+        abandon(self._producer, self._alone)
         self._reset()
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
@@ -75,15 +78,39 @@ class KafkaTarget:
         with self._lock:
             if self._producer is None:
                 self._producer = Producer(self._settings)
-            producer = self._producer
-            answers: dict[int, Failure | None] = {}
-            for entry in entries:
-                self._produce(producer, entry, answers)
-            end = time.monotonic() + 2 * _TIMEOUT_S
-            while len(answers) < len(entries) and time.monotonic() < end:
-                producer.poll(0.1)
-        silent = Failure(trouble=Trouble.AWAY, error="Kafka did not answer in time.")
+            answers = self._sent(self._producer, entries)
+            crowded = [entry for entry in entries if entry.id in self._too_large]
+            if len(entries) > 1 and crowded:  # a record that is too large takes its whole batch with it
+                if self._alone is None:
+                    self._alone = Producer(self._settings | {"linger.ms": 0, "batch.num.messages": 1})
+                answers |= self._sent(self._alone, crowded)
+            if self._is_over:
+                self._renew()
+        silent = Failure(trouble=Trouble.AWAY, error=f"Kafka did not answer in time.{self._last_error}")
         return [answers.get(entry.id, silent) for entry in entries]
+
+    def _sent(self, producer: Producer, entries: Sequence[Entry]) -> dict[int, Failure | None]:
+        """Send these. Returns: the answers, by number of the entry."""
+        answers: dict[int, Failure | None] = {}
+        self._too_large.clear()
+        for entry in entries:
+            self._produce(producer, entry, answers)
+        end = time.monotonic() + 2 * _TIMEOUT_S
+        try:
+            while len(answers) < len(entries) and time.monotonic() < end and not self._is_over:
+                producer.poll(0.1)
+        except KafkaException as exc:
+            self._is_over = True
+            self._last_error = f" {exc.args[0].str()}"
+        return answers
+
+    def _renew(self) -> None:
+        """Begin again: an idempotent producer that has had a fatal error, e.g. a right that it lacked, takes nothing any more."""
+        for producer in (self._producer, self._alone):
+            if producer is not None:
+                producer.purge()
+        self._producer = self._alone = None
+        self._is_over = False
 
     def _produce(self, producer: Producer, entry: Entry, answers: dict[int, Failure | None]) -> None:
         order = {ORDER_KEY: entry.order_key} if entry.order_key else {}
@@ -100,19 +127,25 @@ class KafkaTarget:
         except BufferError:
             answers[entry.id] = Failure(trouble=Trouble.LATER, error="The queue of librdkafka is full.")
         except KafkaException as exc:
-            answers[entry.id] = _failure(exc.args[0])
+            self._delivered(answers, entry.id, exc.args[0], None)
 
     def _delivered(
         self, answers: dict[int, Failure | None], number: int, error: KafkaError | None, _message: object
     ) -> None:
         if error is None:
             self._last_error = ""
-        answers[number] = None if error is None else _failure(error, self._last_error)
+            answers[number] = None
+            return
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large.add(number)
+        self._is_over |= error.code() == KafkaError._FATAL
+        answers[number] = _failure(error, self._last_error)
 
     def close(self) -> None:
         with self._lock:
-            if self._producer is not None:
-                self._producer.flush(_TIMEOUT_S)
+            for producer in (self._producer, self._alone):
+                if producer is not None:
+                    producer.flush(_TIMEOUT_S)
 
 
 def _failure(error: KafkaError, last_error: str = "") -> Failure:

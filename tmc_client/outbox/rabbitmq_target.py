@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pika
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionClosedByBroker
 
 from tmc_client.forks import watch_forks
 from tmc_client.outbox.entries import Entry, Failure, Trouble
@@ -26,6 +26,7 @@ log = logging.getLogger("tmc_client.outbox")
 _TIMEOUT_S = 10.0
 _CLOSE_S = 2.0
 _PERSISTENT = 2
+_REFUSED = 403
 KEY = "tmc-key"
 """The header with the message's key; the order key is in `tmc-order-key`."""
 
@@ -58,21 +59,36 @@ class RabbitTarget:
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See entries.Target."""
-        page = _Page([self._letter(entry) for entry in entries])
-        if not page.places:
-            return page.outcomes()
         with self._lock:
-            link = self._link
-            if link is None or link.ended:
-                link = self._link = _Link(self._nodes.next())
-            try:
-                link.opened.result(_TIMEOUT_S)
-                link.publish(page)
-                page.done.result(_TIMEOUT_S)
-            except (AMQPError, FutureTimeout, OSError) as exc:
-                link.close()
-                page.fail(f"RabbitMQ did not confirm: {exc or type(exc).__name__}")
-            return page.outcomes()
+            return self._sent([self._letter(entry) for entry in entries])
+
+    def _sent(self, letters: Sequence[_Letter]) -> list[Failure | None]:
+        """Send a page. If the broker ends the connection for a message of it, send that in halves, until it is alone."""
+        page = _Page(letters)
+        if page.places:
+            self._publish(page)
+        outcomes, left = page.outcomes(), page.unanswered
+        if not (page.blamed and left):
+            return outcomes
+        if len(left) == 1:
+            outcomes[left[0]] = Failure(trouble=Trouble.REFUSED, error=page.blamed)
+            return outcomes
+        for part in (left[: len(left) // 2], left[len(left) // 2 :]):
+            for place, outcome in zip(part, self._sent([letters[place] for place in part]), strict=True):
+                outcomes[place] = outcome
+        return outcomes
+
+    def _publish(self, page: _Page) -> None:
+        link = self._link
+        if link is None or link.ended:
+            link = self._link = _Link(self._nodes.next())
+        try:
+            link.opened.result(_TIMEOUT_S)
+            link.publish(page)
+            page.done.result(_TIMEOUT_S)
+        except (AMQPError, FutureTimeout, OSError) as exc:
+            link.close()
+            page.fail(f"RabbitMQ did not confirm: {exc or type(exc).__name__}")
 
     def _letter(self, entry: Entry) -> _Letter:
         properties, routing_key = _properties(entry), self._routing_key(entry)
@@ -101,7 +117,7 @@ class _Letter:
 
 
 class _Page:
-    """Messages on their way. done: all are answered."""
+    """Messages on their way. done: all are answered.  blamed: for a message of it the connection was ended; "": it was not."""
 
     def __init__(self, letters: Sequence[_Letter]) -> None:
         self._letters = letters
@@ -115,6 +131,7 @@ class _Page:
             if letter.error
         }
         self._error = ""
+        self.blamed: str = ""
         self._lock = threading.RLock()  # the sender gives up in its thread, answers come in the connection's
 
     def letter(self, place: int) -> _Letter:
@@ -145,17 +162,24 @@ class _Page:
             return Failure(trouble=Trouble.REFUSED, error=error)
         return None
 
-    def fail(self, error: str) -> None:
-        """Fail those without an answer, published or not: they were not taken."""
+    def fail(self, error: str, *, blames: bool = False) -> None:
+        """Fail those without an answer, published or not: they were not taken. blames: because of one of them."""
         with self._lock:
-            self._error = self._error or error
+            if not self._error:
+                self._error, self.blamed = error, error if blames else ""
             self._end()
+
+    @property
+    def unanswered(self) -> list[int]:
+        """Return the places of those without an answer."""
+        with self._lock:
+            return [place for place in self.places if place not in self._answers]
 
     def _end(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
-    def outcomes(self) -> Sequence[Failure | None]:
+    def outcomes(self) -> list[Failure | None]:
         with self._lock:
             away = Failure(trouble=Trouble.AWAY, error=self._error)
             return [self._answers.get(place, away) for place in range(len(self._letters))]
@@ -255,7 +279,7 @@ class _Link:
         if not self.opened.done():
             self.opened.set_exception(error)
         if self._page is not None:
-            self._page.fail(f"RabbitMQ closed the connection: {reason}")
+            self._page.fail(f"RabbitMQ closed the connection: {reason}", blames=_blames_a_message(reason))
 
     def close(self) -> None:
         """Close, from any thread."""
@@ -265,6 +289,17 @@ class _Link:
     def _close(self) -> None:
         if not (self._connection.is_closed or self._connection.is_closing):
             give_up(self._connection, _CLOSE_S)
+
+
+_OF_A_MESSAGE = {311, 406, 501, 502, 541}  # too large; not allowed by a policy; what the broker cannot read
+
+
+def _blames_a_message(reason: object) -> bool:
+    """Return whether the broker ended a channel or connection because of what was published, and not for all that is."""
+    if not isinstance(reason, ChannelClosedByBroker | ConnectionClosedByBroker):
+        return False
+    of_its_topic = reason.reply_code == _REFUSED and "access to topic" in reason.reply_text
+    return of_its_topic or reason.reply_code in _OF_A_MESSAGE
 
 
 def _message_id(entry: Entry) -> str:

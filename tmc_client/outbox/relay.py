@@ -133,8 +133,8 @@ class Relay:
         self._holds = False
         try:
             self._store.let_go(self.name)
-        except errors.TmcError as exc:  # the lease ends by itself
-            log.warning("the lease of the outbox could not be returned: %s", exc)
+        except Exception:  # also of what makes connections for the engine; the lease ends by itself
+            log.warning("the lease of the outbox could not be returned", exc_info=True)
 
     def _one_pass(self, now: int) -> bool:
         """A page of due messages, in rounds: of an order key, each round has one message. Returns: something moved."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -29,6 +30,7 @@ from tmc_server.metrics import METRICS
 
 log = EventLog("tmc.kafka")
 
+_PURGE_S = 1.0
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _NEVER = {KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.TOPIC_EXCEPTION, KafkaError._INVALID_ARG}
 """About the record or the name of its topic: trying again does not help. Everything else may be mended."""
@@ -78,6 +80,8 @@ class KafkaForwarder:
         if not settings:
             raise ForwarderUnavailable("[kafka] bootstrap is not set")
         self._producer: Producer | None = None
+        self._is_over = False  # the producer takes nothing any more
+        self._lock = threading.Lock()  # whoever hands over, while another producer is made
         self._last_error = ""
         self._alone: Producer | None = None  # sends one record at a time
         self._stopping = threading.Event()
@@ -97,11 +101,30 @@ class KafkaForwarder:
         return left == 0
 
     def _poll(self) -> None:
-        assert self._producer is not None
         while not self._stopping.is_set():
-            self._producer.poll(0.1)
-            if self._alone is not None:
-                self._alone.poll(0)
+            assert self._producer is not None
+            try:
+                self._producer.poll(0.1)
+                if self._alone is not None:
+                    self._alone.poll(0)
+            except Exception as exc:  # noqa: BLE001 - a fatal error, or a fault of ours in what it calls
+                self._is_over = True
+                log.warning("kafka_begins_again", "the producer for Kafka is made anew: %r", exc)
+            if self._is_over:
+                self._renew()
+
+    def _renew(self) -> None:
+        """Begin again: an idempotent producer that has had a fatal error, e.g. a right that it lacked, takes nothing any more.
+
+        What it had is given back.
+        """
+        with self._lock:
+            over = [each for each in (self._producer, self._alone) if each is not None]
+            self._producer, self._alone, self._is_over = Producer(self._settings), None, False
+        for producer in over:
+            producer.purge()
+            with suppress(KafkaException):
+                producer.flush(_PURGE_S)
 
     @property
     def in_flight(self) -> int:
@@ -117,10 +140,11 @@ class KafkaForwarder:
         self._window.release(self._destination(subscription), count)
 
     def deliver(self, copies: Sequence[Copy]) -> None:
-        assert self._producer is not None
-        for copy in copies:
-            self._destination(copy.subscription).unconfirmed.add((copy.shard, copy.number))
-            self._produce(self._producer, copy)
+        with self._lock:
+            assert self._producer is not None
+            for copy in copies:
+                self._destination(copy.subscription).unconfirmed.add((copy.shard, copy.number))
+                self._produce(self._producer, copy)
         METRICS.published.inc(len(copies))
 
     def _produce(self, producer: Producer, copy: Copy) -> None:
@@ -165,6 +189,7 @@ class KafkaForwarder:
             self._answers.refuse([copy], f"Kafka: {error.str()}", final=True)
             self._forget(copy)
         else:
+            self._is_over |= error.code() == KafkaError._FATAL
             self._give_back(copy, str(error.str()))
 
     def _note(self, error: Any) -> None:

@@ -216,8 +216,9 @@ class RabbitOutlet:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            loop = IOLoop()
+            loop: Any = None
             try:
+                loop = IOLoop()  # fails where no file descriptor is left
                 run_connection(
                     self._nodes.next(),
                     loop,
@@ -231,7 +232,8 @@ class RabbitOutlet:
                 log.exception("publisher_failed", "the publisher failed and connects again")
                 self._failures += 1
             self._lose_everything()
-            loop.close()
+            if loop is not None:
+                loop.close()
             pause = _RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)]
             self._stopping.wait(pause)
 

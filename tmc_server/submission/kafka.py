@@ -12,14 +12,14 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tmc_common import submission as wire
-from tmc_common.cloud_events import KAFKA_PREFIX
+from tmc_common.cloud_events import KAFKA_PREFIX, headers_of
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import PREFIX
 from tmc_server.submission.answers import JSON, OpenIntake, Settled
@@ -39,6 +39,7 @@ _TRY_AGAIN_S = 5.0
 _CLOSE_S = 5.0
 _CONTENT_TYPE = "content-type"
 _EXISTS = KafkaError.TOPIC_ALREADY_EXISTS
+_NEVER = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError._INVALID_ARG}  # of a record
 _UNKNOWN = -1  # offset
 _Partition = tuple[str, int]
 
@@ -71,13 +72,17 @@ class _Reading:
         return TopicPartition(*name) if offset is None else TopicPartition(*name, offset)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class _Outgoing:
-    """An answer, or a letter that is_buried: on its way to the topic of what was refused."""
+    """An answer, or a letter that is_buried: on its way to the topic of what was refused.
+
+    is_cut: without its body and headers, which Kafka never takes.
+    """
 
     reading: _Reading
     settled: Settled
     is_buried: bool
+    is_cut: bool = False
 
 
 class KafkaReader:
@@ -261,7 +266,7 @@ class KafkaReader:
             reading, several = self._finished.popleft()
             for settled in several:
                 if settled.reply or settled.refusal is not None:
-                    self._produce(producer, _Outgoing(reading, settled, is_buried=not settled.reply))
+                    self._produce(producer, _Outgoing(reading=reading, settled=settled, is_buried=not settled.reply))
                 else:
                     reading.open.pop(settled.letter.number, None)
 
@@ -269,9 +274,10 @@ class KafkaReader:
         settled, reading = outgoing.settled, outgoing.reading
         letter = settled.letter
         if outgoing.is_buried:
-            target, body = f"{reading.topic.rpartition('.')[0]}.{wire.DEAD}", letter.body
+            target, body = f"{reading.topic.rpartition('.')[0]}.{wire.DEAD}", b"" if outgoing.is_cut else letter.body
             attributes = {f"{KAFKA_PREFIX}{name}": value for name, value in letter.attributes.items()}
-            headers = {**letter.headers, **attributes, _CONTENT_TYPE: letter.content_type, **settled.notes}
+            own = {} if outgoing.is_cut else {**letter.headers, **attributes, _CONTENT_TYPE: letter.content_type}
+            headers = {**own, **settled.notes}
         else:
             target, body = letter.reply_to, settled.reply
             headers = {wire.CORRELATION: letter.correlation_id, _CONTENT_TYPE: JSON}
@@ -289,19 +295,24 @@ class KafkaReader:
             except KafkaException as exc:  # the library itself refuses it
                 self._delivered(producer, outgoing, exc.args[0])
                 return
+            except Exception as exc:  # noqa: BLE001 - names and texts that the library cannot take, of whatever app
+                self._delivered(producer, outgoing, KafkaError(KafkaError._INVALID_ARG, str(exc)))
+                return
 
     def _delivered(self, producer: Any, outgoing: _Outgoing, error: Any) -> None:
         if error is None or (outgoing.settled.refusal is None and not outgoing.is_buried):
             self._is_keeping = self._is_keeping or outgoing.is_buried
             # Of what is stored, only the answer is lost.
             outgoing.reading.open.pop(outgoing.settled.letter.number, None)
+        elif outgoing.is_buried and not outgoing.is_cut and error.code() in _NEVER:
+            self._produce(producer, replace(outgoing, is_cut=True))
         elif outgoing.is_buried:
             if self._is_keeping:
                 log.warning("submission_not_kept", "Kafka does not take what was refused: %s", error.str())
             self._is_keeping = False
             self._again.append((time.monotonic() + _TRY_AGAIN_S, outgoing))
         else:
-            self._produce(producer, _Outgoing(outgoing.reading, outgoing.settled, is_buried=True))
+            self._produce(producer, replace(outgoing, is_buried=True))
 
     def _commit(self, consumer: Any, readings: Iterable[_Reading], at_once: bool = False) -> None:
         # At the end also what was sent for a commit already: nobody would hear that it did not arrive.
@@ -364,9 +375,10 @@ class KafkaReader:
 def letter_of(record: Any) -> Letter:
     attributes: dict[str, str] = {}
     headers: dict[str, str] = {}
-    is_damaged = False
     content_type = ""
-    for name, value in record.headers() or ():
+    given = headers_of(record)
+    is_damaged = given is None
+    for name, value in given or ():
         try:
             text = (value or b"").decode()
         except UnicodeDecodeError:

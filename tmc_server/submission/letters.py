@@ -21,6 +21,7 @@ from tmc_server.errors import CredentialsInvalid, InvalidField
 from tmc_server.requests import validation
 
 _ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_DIRECT = re.compile(re.escape(wire.DIRECT_REPLIES) + r"\.[A-Za-z0-9._+/=-]{1,220}", re.ASCII)
 _QUEUE = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)  # as Kafka allows
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TRUST_MESSAGE = {1: wire.PREPARE, 2: wire.SUBMIT, 3: wire.ROLLBACK}
@@ -114,7 +115,7 @@ def step_of(letter: Letter, app: App) -> Step:
 def may_reply_to(name: str, app: str) -> bool:
     """Return whether an app may have answers sent there: the center may write where the app may not."""
     is_own = name.startswith(wire.replies_of(app)) and _QUEUE.fullmatch(name) is not None
-    return is_own or name.startswith(f"{wire.DIRECT_REPLIES}.")
+    return is_own or _DIRECT.fullmatch(name) is not None
 
 
 def _of_cloud_event(letter: Letter) -> Step:

@@ -24,7 +24,16 @@ from pika.exceptions import AMQPError
 from pika.spec import Basic
 
 from tmc_common import submission as wire
-from tmc_common.amqp import DAMAGED, NeverOpened, Nodes, close_with_consumers, give_up, run_connection
+from tmc_common.amqp import (
+    DAMAGED,
+    CorkedConnection,
+    NeverOpened,
+    Nodes,
+    close_with_consumers,
+    give_up,
+    hang_up,
+    run_connection,
+)
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import from_wire, to_wire
 from tmc_server.submission.answers import JSON, OpenIntake, Settled
@@ -60,6 +69,7 @@ class RabbitReader:
         self.open_intake = open_intake
         self._wanted: frozenset[Place] = frozenset()
         self._queues: dict[Place, _Queue] = {}
+        self._replies: list[_DirectReplies] = []  # of this connection's queues
         self.in_trouble: set[Place] = set()  # said already
         self.as_they_are: set[str] = set()  # queues that somebody else declared otherwise
         self._connection: Any = None
@@ -93,8 +103,9 @@ class RabbitReader:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            ioloop = IOLoop()
+            ioloop: Any = None
             try:
+                ioloop = IOLoop()  # fails where no file descriptor is left
                 run_connection(
                     self._nodes.next(),
                     ioloop,
@@ -112,7 +123,11 @@ class RabbitReader:
             for queue in self._queues.values():
                 queue.lost()
             self._queues.clear()
-            ioloop.close()
+            for replies in self._replies:
+                replies.drop()
+            self._replies.clear()
+            if ioloop is not None:
+                ioloop.close()
             self._stopping.wait(_RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)])
 
     def _on_open(self, connection: Any) -> None:
@@ -146,6 +161,12 @@ class RabbitReader:
             queue = self._queues[place] = _Queue(self, self._connection, place)
             queue.open()
 
+    def replies(self) -> _DirectReplies:
+        """Return a way to answer those who wait for direct replies of one queue."""
+        made = _DirectReplies(self._nodes.next(), self._connection.ioloop)
+        self._replies.append(made)
+        return made
+
     def again(self, queue: _Queue, seconds: float) -> None:
         """Open a queue anew after that time: its channel was closed."""
         if self._queues.get(queue.place) is queue:
@@ -177,6 +198,66 @@ def _wait_for(left: Sequence[Future[None]], waited: Future[None]) -> None:
     waited.set_result(None)
 
 
+class _DirectReplies:
+    """Answers to those who wait for direct replies, of one queue: over a connection of its own, opened for the first one.
+
+    The broker ends the connection that publishes to such a name if it cannot decode it, and it is the app that chooses it.
+    So an app ends the answers of its own queue, and nothing else. What is on its way then is lost, as if nobody waited.
+    """
+
+    def __init__(self, parameters: Any, ioloop: Any) -> None:
+        self._parameters = parameters
+        self._ioloop = ioloop
+        self._connection: Any = None
+        self._channel: Any = None
+        self._is_dropped = False
+        self._waiting: list[tuple[str, bytes, BasicProperties]] = []  # for the channel
+
+    def publish(self, name: str, body: bytes, properties: BasicProperties) -> None:
+        self._waiting.append((name, body, properties))
+        if self._channel is not None:
+            self._send()
+        elif self._connection is None:
+            self._connection = CorkedConnection(
+                self._parameters,
+                on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel),
+                on_open_error_callback=self._on_end,
+                on_close_callback=self._on_end,
+                custom_ioloop=self._ioloop,
+            )
+
+    def _on_channel(self, channel: Any) -> None:
+        self._channel = channel
+        channel.add_on_close_callback(lambda *_: self.close())
+        self._send()
+
+    def _send(self) -> None:
+        with self._connection.corked():
+            for name, body, properties in self._waiting:
+                self._channel.basic_publish("", name, body, properties)
+        self._waiting.clear()
+
+    def _on_end(self, _connection: Any, reason: object) -> None:
+        log.debug("submission_cut", "direct replies are lost: %r", reason)
+        self._connection = self._channel = None
+        self._waiting.clear()
+        if self._is_dropped:
+            self._ioloop.stop()
+
+    def close(self) -> None:
+        connection = self._connection
+        if connection is not None and not (connection.is_closed or connection.is_closing):
+            give_up(connection, _CLOSE_S)
+
+    def drop(self) -> None:
+        """Close it without waiting for the broker: the loop has ended, and runs until this connection has, too."""
+        if self._connection is not None:
+            self._is_dropped = True
+            with suppress(Exception):  # of whatever else the loop still has
+                hang_up(self._connection)
+                self._ioloop.start()
+
+
 class _Queue:
     """One queue, over one channel. On the reader's thread, but for `_done` and `_ended`."""
 
@@ -192,6 +273,7 @@ class _Queue:
         self._publishing: dict[int, _Published] = {}  # by the tag of their confirm
         self._returned: set[str] = set()
         self._tags = itertools.count(1)
+        self._direct = reader.replies()
         self._intake = reader.open_intake(place, self._done)
         self._work: Future[None] = asyncio.run_coroutine_threadsafe(self._intake.run(), reader.loop)
         self._work.add_done_callback(self._ended)
@@ -274,7 +356,10 @@ class _Queue:
             self._acknowledge([each.letter.number for each in settled if not self._answer(each)])
 
     def _answer(self, settled: Settled) -> bool:
-        """Publish what is to be published. Returns False: nothing is."""
+        """Publish what is to be published. Returns False: nothing is, and nothing is waited for."""
+        if settled.reply and settled.letter.reply_to.startswith(wire.DIRECT_REPLIES):
+            self._direct.publish(settled.letter.reply_to, settled.reply, _reply(settled))
+            return False
         if settled.reply:
             self._publish(_Published(settled), settled.letter.reply_to, _reply(settled), settled.reply)
         elif settled.refusal is not None:
@@ -291,9 +376,7 @@ class _Queue:
         tag = next(self._tags)
         properties.message_id = str(tag)
         self._publishing[tag] = published
-        # RabbitMQ returns what it delivers to direct replies, too.
-        is_vital = published.settled.refusal is not None and not queue.startswith(wire.DIRECT_REPLIES)
-        self._channel.basic_publish("", queue, body, properties, mandatory=is_vital)
+        self._channel.basic_publish("", queue, body, properties, mandatory=published.settled.refusal is not None)
 
     def _on_return(self, properties: BasicProperties) -> None:
         """Note that no queue took it; its confirm follows."""
@@ -338,6 +421,7 @@ class _Queue:
 
     def _on_close(self, _channel: Any, reason: Any) -> None:
         self._channel = None
+        self._direct.close()
         self.lost()
         if self._left or not self._connection.is_open:
             return
@@ -366,6 +450,7 @@ class _Queue:
         return is_news
 
     def close(self) -> None:
+        self._direct.close()
         if self._channel is not None and self._channel.is_open:
             close_with_consumers(self._channel)
 

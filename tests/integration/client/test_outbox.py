@@ -98,6 +98,26 @@ def add(engine: sa.Engine, receiver: Receiver, *keys: str, order_key: str = "") 
     box.close()
 
 
+def test_a_relay_survives_connections_that_cannot_be_made(
+    store: OutboxStore, engine: sa.Engine, receiver: Receiver, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cloud's token that cannot be fetched: what makes connections for the engine raises errors of its own."""
+    add(engine, receiver, "a")
+    relay = relay_of(store, receiver)
+
+    def no_token(*_: object) -> None:
+        raise ConnectionError("no token")
+
+    with monkeypatch.context() as away:
+        away.setattr(store, "hold", no_token)
+        away.setattr(store, "let_go", no_token)
+        pauses = [relay.run_once() for _ in range(MOST_FAILURES)]
+    assert pauses[-1] == REST_S
+    clock.advance(10)
+    relay.run_once()
+    assert relay.counts.sent == 1
+
+
 def test_headers_that_a_column_could_cut_off_are_refused(engine: sa.Engine, receiver: Receiver) -> None:
     with tmc.Outbox(engine, receiver) as box, Session(engine) as session:
         with pytest.raises(tmc.InvalidRequest, match="8192 bytes in all"):

@@ -1,4 +1,4 @@
-"""The outbox over the mock cluster inside librdkafka. No real Kafka was available, so this target is marked unverified."""
+"""The outbox over the mock cluster inside librdkafka; tests/integration/server/test_kafka_broker.py has a real one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
 import tmc_client as tmc
+from tests.support.mock_kafka import INIT_PRODUCER_ID, MockKafka
 from tests.support.producing import FakeTarget
 from tmc_client.outbox import Outbox
 from tmc_client.outbox.entries import Entry, Trouble
@@ -87,6 +88,19 @@ def test_what_is_too_large_is_refused_alone(brokers: str) -> None:
     answers = target.send([an_entry(body=b"x" * 2000), an_entry(topic="small")])
     target.close()
     assert [answer and answer.trouble for answer in answers] == [Trouble.REFUSED, None]
+
+
+def test_after_an_error_that_ends_a_producer_the_next_page_has_another_one() -> None:
+    """A right that was missing for a moment: librdkafka never uses that producer again."""
+    cluster = MockKafka()
+    cluster.refuse(INIT_PRODUCER_ID, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+    target = KafkaTarget(f"kafka://{cluster.bootstrap}")
+    (answer,) = target.send([an_entry()])
+    assert answer is not None
+    assert answer.trouble is Trouble.AWAY
+    assert target.send([an_entry()]) == [None]
+    target.close()
+    cluster.close()
 
 
 def test_brokers_that_are_away(brokers: str) -> None:

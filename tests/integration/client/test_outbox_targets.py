@@ -263,6 +263,22 @@ class TestRabbitMQ:
         assert list(target.send([entry("c")])) == [None]
         target.close()
 
+    def test_a_message_that_closes_the_channel_is_refused_alone(
+        self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]
+    ) -> None:
+        """Larger than the broker's administrator allows."""
+        rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 100000).")
+        try:
+            target = tmc.RabbitTarget(rabbitmq.url)
+            entries = [entry(f"k{n}", body=b"x" * (150_000 if n == 5 else 10)) for n in range(9)]
+            assert troubles(target.send(entries)) == [Trouble.REFUSED if n == 5 else None for n in range(9)]
+            assert troubles(target.send(entries[5:6])) == [Trouble.REFUSED]
+            assert troubles(target.send(entries[:1])) == [None]
+            target.close()
+        finally:
+            rabbitmq.control("eval", "application:set_env(rabbit, max_message_size, 134217728).")
+        assert {got[1].headers["tmc-key"] for got in queue()} == {f"k{n}" for n in range(9) if n != 5}
+
     def test_what_was_not_published_is_not_taken(self, rabbitmq: RabbitMQ, queue: Callable[[], list[Any]]) -> None:
         """The connection breaks in the middle of a page: here on a body that is none."""
         target = tmc.RabbitTarget(rabbitmq.url)

@@ -10,6 +10,7 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary_event
 from confluent_kafka import Consumer, KafkaError
 
+from tests.support.mock_kafka import INIT_PRODUCER_ID, MockKafka
 from tests.support.outlet import RecordedAnswers, SomeCatalog, a_copy
 from tmc_server.delivery import kafka
 from tmc_server.delivery.kafka import KafkaForwarder
@@ -62,6 +63,22 @@ def test_what_arrives_carries_key_and_headers(bench: Bench) -> None:
         (key, b"hello") for key in (b"key", b"of the subscription", b"own", b"alice")
     }
     assert dict(got[b"alice"].headers())["tmc-order-key"] == b"alice"
+
+
+def test_an_error_that_ends_a_producer_ends_no_deliveries() -> None:
+    """A right that was missing for a moment: librdkafka never uses that producer again."""
+    cluster = MockKafka()
+    cluster.refuse(INIT_PRODUCER_ID, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+    bench = Bench(**{"test.mock.num.brokers": 0, "bootstrap.servers": cluster.bootstrap})
+    first, next_ = a_copy(1), a_copy(1)
+    bench.send(first)
+    eventually(lambda: bench.answers.given_back)
+    eventually(lambda: bench.outlet.reserve(1, 1))  # after its pause
+    bench.outlet.deliver([next_])
+    eventually(lambda: bench.answers.acknowledged == [next_])
+    assert bench.outlet.in_flight == 0
+    bench.outlet.stop()
+    cluster.close()
 
 
 def test_a_record_is_a_cloud_event(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import tmc_client as tmc
 from tests.support.center import RunningCenter
 from tests.support.doors import KafkaDoor, Step, open_queue
 from tests.support.kafka import Kafka
+from tmc_client.outbox.entries import Entry, Trouble
+from tmc_client.outbox.kafka_target import KafkaTarget
 from tmc_common.protocol import types_pb2
 from tmc_common.submission import dead_queue_of, queue_of
 from tmc_storm.eventually import eventually
@@ -43,6 +46,26 @@ class Read:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+_numbers = itertools.count(1)
+
+
+def an_entry(topic: str, size: int) -> Entry:
+    number = next(_numbers)
+    return Entry(
+        id=number,
+        topic=topic,
+        key=f"k{number}",
+        order_key="",
+        line="",
+        body=os.urandom(size),
+        content_type="",
+        headers={},
+        delay_ms=0,
+        attempt_id=number.to_bytes(16, "big"),
+        created_ms=1,
+    )
 
 
 @pytest.fixture
@@ -122,6 +145,20 @@ def test_the_outbox_sends_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     assert (message.topic, message.key, message.order_key) == (topic, "k0", "one line")
     read.close()
     engine.dispose()
+
+
+def test_a_record_that_is_too_large_takes_no_other_with_it(kafka: Kafka) -> None:
+    topic = f"limited-{os.urandom(4).hex()}"
+    admin = kafka.admin()
+    admin.create_topics([NewTopic(topic, 1, config={"max.message.bytes": "50000"})])[topic].result(30)
+    target = KafkaTarget(f"kafka://{kafka.bootstrap}")
+    for _ in range(3):
+        answers = target.send([an_entry(topic, 100_000 if number == 7 else 100) for number in range(20)])
+        assert [answer and answer.trouble for answer in answers] == [
+            Trouble.REFUSED if number == 7 else None for number in range(20)
+        ]
+        assert target.send([an_entry(topic, 1_000) for _ in range(100)]) == [None] * 100  # together they are too large
+    target.close()
 
 
 def test_refused_records_are_kept_and_the_next_ones_are_taken(center: RunningCenter, kafka: Kafka) -> None:

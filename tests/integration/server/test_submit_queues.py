@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Iterator
@@ -127,6 +128,27 @@ def test_answers_go_only_to_the_apps_own_queues(center: RunningCenter, connectio
         got = eventually(lambda: channel.basic_get(mine, auto_ack=True)[1:] if _ready(channel, mine) else None)
         assert (got[0].correlation_id, json.loads(got[1])["state"]) == ("2", "MESSAGE_STATE_COMMITTED")
         assert not _ready(channel, "tmc.submit.coupons.default")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "!!!.x",
+        "abcd.x",
+        # As the broker makes them, but of a node that it does not know.
+        base64.b64encode(b"\x83Xv\x00\x0freply@999999999\0\0\2\xbf\0\0\0\0k\r\xb1n").decode()
+        + ".p7T30R/rh61+VcFCU72cRQ==",
+    ],
+)
+def test_a_name_that_ends_the_brokers_connection_ends_no_other_answers(
+    center: RunningCenter, connection: pika.BlockingConnection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = _door(center, connection)
+    door.publish(_new("publish", f"bad {name}"), f"amq.rabbitmq.reply-to.{name}", "1")
+    neighbor = _door(center, connection, "prod")
+    assert neighbor.send(_new("publish", f"good {name}"))[0].outcome == "COMMITTED"
+    eventually(lambda: door.channel.queue_declare(door.queue, passive=True).method.message_count == 0)
+    assert "submit queues are not read" not in caplog.text
 
 
 def _ready(channel: Any, queue: str) -> bool:

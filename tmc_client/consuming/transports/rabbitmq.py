@@ -356,8 +356,9 @@ class RabbitTransport:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            loop = IOLoop()
+            loop: Any = None
             try:
+                loop = IOLoop()  # fails where no file descriptor is left
                 self._connect(self._planned(), loop)
             except Exception as exc:  # noqa: BLE001 - whatever it was, connect again
                 self._note(exc)
@@ -365,7 +366,8 @@ class RabbitTransport:
                 self._connection = None
             for reader in self._readers.values():
                 reader.lose()
-            loop.close()
+            if loop is not None:
+                loop.close()
             self._stopping.wait(_PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)])
 
     def _planned(self) -> Broker:
