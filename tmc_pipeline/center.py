@@ -66,6 +66,7 @@ class Names:
 
     lives: of subscriptions: number of the topic, and from when to when they are in effect.  ordered: topics with order keys.
     in_order: subscriptions whose deliveries all have their place in an order key: its order was never switched off.
+    forwarded: subscriptions whose ack is the confirm of a broker or webhook.
     """
 
     topics: Mapping[int, str]
@@ -74,6 +75,7 @@ class Names:
     lives: Mapping[int, Life]
     ordered: frozenset[int] = frozenset()
     in_order: frozenset[int] = frozenset()
+    forwarded: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +184,16 @@ class CenterTables:
 
     def now_ms(self) -> int:
         """The earliest of the databases' clocks."""
-        return min(
-            int(self._rows(place, f"SELECT {place.clock} AS now", "now BIGINT")[0].now)
-            for place in self._databases.each
-        )
+        return min(self._clock_ms(place) for place in self._databases.each)
+
+    @cached_property
+    def clocks_apart_ms(self) -> int:
+        """Return by how much the databases' clocks differ."""
+        clocks = [self._clock_ms(place) for place in self._databases.each]
+        return max(clocks) - min(clocks) if len(clocks) > 1 else 0
+
+    def _clock_ms(self, place: Database) -> int:
+        return int(self._rows(place, f"SELECT {place.clock} AS now", "now BIGINT")[0].now)
 
     @cached_property
     def names(self) -> Names:
@@ -195,9 +203,10 @@ class CenterTables:
             "SELECT topic_no, name, ordered FROM tmc_topic", "topic_no INT, name STRING, ordered SMALLINT"
         )
         subscribed = self.from_catalog(
-            "SELECT subscription_no, topic_no, app_no, tag, effective_ms, removed_ms, order_mode FROM tmc_subscription",
+            "SELECT subscription_no, topic_no, app_no, tag, effective_ms, removed_ms, order_mode, forward_kind"
+            " FROM tmc_subscription",
             "subscription_no INT, topic_no INT, app_no INT, tag STRING, effective_ms BIGINT, removed_ms BIGINT,"
-            " order_mode SMALLINT",
+            " order_mode SMALLINT, forward_kind STRING",
         )
         by_topic = {row.topic_no: row.name for row in topics}
         by_app = {row.app_no: row.id for row in apps}
@@ -207,6 +216,7 @@ class CenterTables:
             topics=by_topic,
             apps=by_app,
             ordered=ordered,
+            forwarded=frozenset(row.subscription_no for row in subscribed if row.forward_kind),
             in_order=frozenset(
                 row.subscription_no
                 for row in subscribed

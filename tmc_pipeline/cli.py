@@ -333,7 +333,7 @@ def restore(
     master: Master = "",
     profile: Profile = "",
 ) -> None:
-    """Print archived messages, one JSON line each; exit code 1 when nothing was found."""
+    """Print archived messages, one JSON line each; exit code 1 if one of them is not archived, and then none is replayed."""
     with _refusals("restore"):
         if bool(ids) == bool(topic and key):
             raise CannotRun("Say which: message ids, or --topic and --key.")
@@ -341,13 +341,18 @@ def restore(
         from tmc_pipeline.archive.restore import Restoring, wanted_ids
 
         restoring = Restoring(job.archive, skip_missing)
-        found = list(restoring.by_id(wanted_ids(ids)) if ids else restoring.by_key(topic, key))
+        wanted = wanted_ids(ids or ())
+        found = list(restoring.by_id(wanted) if ids else restoring.by_key(topic, key))
         for message in found:
             typer.echo(json.dumps(message, ensure_ascii=False))
-        if replay:
+        missing = sorted(set(map(str, wanted)) - {message["id"] for message in found})
+        if replay and not missing:
             _replay(found, address, app_key, authority, token)
-    if not found:
+    if missing and found:
+        typer.echo(f"Not archived: {', '.join(missing)}.{' Nothing was replayed.' if replay else ''}", err=True)
+    elif not found:
         typer.echo("No archived message was found.", err=True)
+    if missing or not found:
         raise typer.Exit(1)
 
 

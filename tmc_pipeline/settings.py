@@ -115,6 +115,9 @@ class LedgerSource(Section):
 
     app: str = Field(min_length=1, description="the app's id")
     tag: str = Field("default", description="consumers: the client tag of its subscriptions")
+    topics: tuple[str, ...] = Field(
+        (), description="consumers: topics whose effects are in it; empty: all that are not forwarded"
+    )
     url: SecretStr = Field(SecretStr(""), description="SQLAlchemy URL of a database, with table")
     table: str = Field("", description="of the database; default: the SDK's own, tmc_ledger or tmc_inbox")
     parquet: str = Field("", description="or the path of Parquet files")
@@ -156,6 +159,16 @@ class Settings(Section):
     metrics: MetricsSettings = MetricsSettings()
     producers: tuple[LedgerSource, ...] = Field((), description="ledgers of producers")
     consumers: tuple[LedgerSource, ...] = Field((), description="inboxes, or other effects, of consumers")
+
+    @field_validator("producers")
+    @classmethod
+    def _of_all_that_they_send(cls, producers: tuple[LedgerSource, ...]) -> tuple[LedgerSource, ...]:
+        for each in producers:
+            if each.topics or each.tag != "default":
+                raise ValueError(
+                    f"{each.app}: topics and tag are of consumers; the ledger of a producer has all that it sends"
+                )
+        return producers
 
 
 def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -670,6 +670,16 @@ class TestDamage:
         with pytest.raises(ArchiveDamaged, match=r"broken\.json"):
             published.run_archive()
 
+    def test_what_is_in_a_folder_that_is_gone_is_not_archived_again(self, published: Jobs, folder: Path) -> None:
+        """As while the archive is being brought back from a backup."""
+        gone = _folder(published, folder)
+        gone.rename(folder / "aside")
+        with pytest.raises(ArchiveDamaged, match="is gone"):
+            published.run_archive()
+        (folder / "aside").rename(gone)
+        assert published.run_archive().messages == 0
+        assert not Verifying(published.archive).run().problems
+
     def test_a_manifest_that_is_missing_is_named(self, published: Jobs, folder: Path) -> None:
         assert [published.run_archive().number for _ in range(2)] == [2, 3]
         (folder / "archive" / "manifests" / "00000002.json").unlink()

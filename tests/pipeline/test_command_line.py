@@ -355,6 +355,9 @@ def test_a_day_at_the_command_line(
     message = json.loads(restored.stdout)
     assert (message["key"], message["producer"], message["state"]) == ("k04-3", "p1", "COMMITTED")
     assert [each["subscriber"] for each in message["consumptions"]] == ["c1.default", "c4.default"]
+    some = run_here("restore", message["id"], "1-1-04-1", "--replay")
+    assert (some.returncode, json.loads(some.stdout)["id"]) == (1, message["id"])
+    assert "Not archived: 1-1-04-1. Nothing was replayed." in some.stderr
     with center.sql(center.ledger("p1")) as sql:
         sql.exec_driver_sql("DELETE FROM tmc_ledger LIMIT 1")
     reconciled = run_here("reconcile")

@@ -6,6 +6,7 @@ import csv
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from tmc_pipeline.errors import CannotRun
 from tmc_pipeline.frames import CONSUMPTION, MESSAGE, small_table
 from tmc_pipeline.reconcile.catalog import SUBSCRIBERS
 from tmc_pipeline.reconcile.claims import CLAIM, center_claims
-from tmc_pipeline.reconcile.job import partitions_of
+from tmc_pipeline.reconcile.explanations import explained
+from tmc_pipeline.reconcile.job import Summary, partitions_of
 from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.reconcile.outlines import outlined
 from tmc_pipeline.reconcile.verdicts import VERDICTS, Audited, by_message, counted, judged
@@ -365,6 +367,60 @@ def test_what_expired_excuses_no_effect_of_a_message_that_is_still_here(spark: S
     audited = Audited(producers={}, subscribers={"coupons.default": 0}, expired={1: NOW_MS})
     assert _verdicts(spark, [effect()], audited) == {an_id(): "agreed"}
     assert _verdicts(spark, [here(M.COMMITTED), effect()], audited) == {an_id(): "ghost"}
+
+
+def test_a_delivery_that_nobody_notes_is_nobodys_loss(spark: SparkSession) -> None:
+    audited = replace(AUDITED, unnoted=frozenset({("order.paid", "coupons.default")}))
+    said = [here(M.COMMITTED), committed(), delivery(C.ACKED)]
+    assert _verdicts(spark, said) == {an_id(): "lost"}
+    assert _verdicts(spark, said, audited) == {an_id(): "agreed"}
+    assert _verdicts(spark, [*said, effect(), effect()], audited) == {an_id(): "duplicate effect"}
+
+
+def test_forwarded_deliveries_have_no_effects_here_unless_one_says_so(
+    spark: SparkSession, filled: Any, folder: Path
+) -> None:
+    center = filled(6)
+    center.fill_ledgers()
+    with center.sql() as run:
+        run.exec_driver_sql("UPDATE tmc_subscription SET forward_kind = 'kafka' WHERE subscription_no = 1")
+    with center.sql(center.ledger("c1")) as run:
+        run.exec_driver_sql("DELETE FROM tmc_inbox")
+    jobs = Jobs(spark, center, folder)
+    summary = jobs.run_reconcile()
+    assert summary.consistent
+    assert "c1.default" not in {each["subscriber"] for each in summary.relations}
+    topic, _, _ = jobs.tables.names.subscriptions[1]
+    consumers = jobs.settings.consumers
+
+    def with_c1(*topics: str) -> Summary:
+        named = [each.model_copy(update={"topics": topics}) if each.app == "c1" else each for each in consumers]
+        jobs.settings = jobs.settings.model_copy(update={"consumers": tuple(named)})
+        return jobs.run_reconcile()
+
+    assert with_c1(topic).verdicts["lost"] == 8
+    with pytest.raises(CannotRun, match=r"c1.default has no subscription to nothing: look at its topics"):
+        with_c1("nothing")
+
+
+@pytest.mark.parametrize(("has_effect", "left"), [(True, []), (False, ["1-1-00-1", "1-1-00-2"])])
+def test_a_replay_that_was_lost_is_repaired_by_its_own_replay(
+    spark: SparkSession, has_effect: bool, left: list[str]
+) -> None:
+    """1 is lost, and so is 2, its replay; 3 is the replay of 2."""
+
+    def acked(number: int, verdict: str, effects: int) -> tuple[Any, ...]:
+        return (f"00-{number}", f"1-1-00-{number}", "coupons.default", int(C.ACKED), effects, verdict)
+
+    def replay(original: int, number: int) -> tuple[Any, ...]:
+        return (f"00-{original}", f"1-1-00-{number}", f"replay 1-1-00-{number}", None, 0, "agreed")
+
+    rows = [acked(1, "lost", 0), acked(2, "lost", 0), acked(3, "agreed", int(has_effect)), replay(1, 2), replay(2, 3)]
+    frame = spark.createDataFrame(
+        rows, "number string, message_id string, subscriber string, state int, effects int, verdict string"
+    )
+    found = explained(frame, None, ()).where(f.col("verdict") == "lost").collect()
+    assert sorted(row.message_id for row in found) == left
 
 
 def test_what_may_have_been_cleaned_away_is_nobodys_loss(spark: SparkSession) -> None:

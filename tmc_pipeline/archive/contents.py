@@ -158,8 +158,11 @@ class Archive:
         return self._rows(_sound([self.compared(each) for each in partitions], skip_missing))
 
     def numbers(self, partitions: Sequence[Partition]) -> DataFrame:
-        """shard smallint, id bigint of the messages of these partitions; missing folders are left out."""
-        return self.placed(partitions).select("shard", "id")
+        """shard smallint, id bigint of the messages of these partitions. Raises ArchiveDamaged: a folder is gone, or differs.
+
+        What is in it would be archived a second time, and be there twice when the folder comes back.
+        """
+        return self.placed(partitions, skip_missing=False).select("shard", "id")
 
     def verify(self, partitions: Sequence[Partition]) -> Sequence[Folder]:
         """Return these partitions, after reading all columns of all rows, with what is wrong with each."""

@@ -52,6 +52,7 @@ def cancellations(center: CenterTables, kept: ExitStack) -> Cancellations:
     )
     spans: dict[int, list[Mapping[str, int]]] = defaultdict(list)
     if jobs:
+        apart_ms = _CLOCKS_APART_MS + center.clocks_apart_ms
         numbers = ", ".join(str(int(job.id)) for job in jobs)
         items = center.from_each(
             "SELECT message_id, subscription_no, at_ms FROM tmc_bulk_item "
@@ -68,7 +69,7 @@ def cancellations(center: CenterTables, kept: ExitStack) -> Cancellations:
             job = by_number[int(row.job_id)]
             for shard, _, receiver in json.loads(job.selection)["places"]:
                 if shard == row.shard:
-                    from_ms, to_ms = int(job.start_ms) - _CLOCKS_APART_MS, int(row.updated_ms) + _CLOCKS_APART_MS
+                    from_ms, to_ms = int(job.start_ms) - apart_ms, int(row.updated_ms) + apart_ms
                     span = {"shard": shard, "from_ms": from_ms, "to_ms": to_ms}
                     spans[receiver].append(span)
     found = kept.enter_context(on_disk(every.distinct().withColumn("by_operator", f.lit(True))))

@@ -72,14 +72,19 @@ def catalog_of(
     audited: Audited,
     noted_apps: Mapping[str, str | None],
     cancel_spans: Mapping[int, Sequence[Mapping[str, int]]],
+    clocks_apart_ms: int = 0,
 ) -> Catalog:
-    """archived: its names are used where the catalog no longer has them.  noted_apps: by producer whose notes are read."""
+    """archived: its names are used where the catalog no longer has them.  noted_apps: by producer whose notes are read.
+
+    clocks_apart_ms: of the databases: that of the catalog dates subscriptions, those of the shards what is submitted.
+    """
+    switch_ms = _SWITCH_MS + clocks_apart_ms
     topics: dict[int, list[dict[str, Any]]] = {number: [] for number in names.topics}
     bits: dict[int, list[str]] = {number: [] for number in names.topics}
     live: dict[int, int] = {}
     live_first = sorted(names.lives.items(), key=lambda each: each[1].to_ms is not None)  # so they get the bits
     for number, life in live_first:
-        _, subscriber, _ = names.subscriptions[number]
+        topic, subscriber, _ = names.subscriptions[number]
         known = bits.setdefault(life.topic_no, [])
         if subscriber not in known and len(known) < _BITS:
             known.append(subscriber)
@@ -87,9 +92,9 @@ def catalog_of(
             {
                 "subscription_no": number,
                 "subscriber": subscriber,
-                "from_ms": life.from_ms + (_SWITCH_MS if life.from_ms else 0),
-                "to_ms": _NEVER_MS if life.to_ms is None else life.to_ms - _SWITCH_MS,
-                "complete_ms": audited.subscribers.get(subscriber),
+                "from_ms": life.from_ms + (switch_ms if life.from_ms else 0),
+                "to_ms": _NEVER_MS if life.to_ms is None else life.to_ms - switch_ms,
+                "complete_ms": audited.noted_since_ms(topic, subscriber),
                 "bit": 1 << known.index(subscriber) if subscriber in known else 0,
             }
         )
@@ -112,7 +117,7 @@ def catalog_of(
                     number,
                     *each,
                     live.get(number),
-                    _not_after_ms(names, number),
+                    _not_after_ms(names, number, switch_ms),
                     cancel_spans.get(number, ()),
                     number in names.in_order,
                 )
@@ -125,7 +130,7 @@ def catalog_of(
     )
 
 
-def _not_after_ms(names: Names, subscription: int) -> int | None:
+def _not_after_ms(names: Names, subscription: int, switch_ms: int) -> int | None:
     """Return when it was removed, with what servers may differ by."""
     life = names.lives.get(subscription)
-    return None if life is None or life.to_ms is None else life.to_ms + _SWITCH_MS
+    return None if life is None or life.to_ms is None else life.to_ms + switch_ms

@@ -50,7 +50,7 @@ def _with_findings(rows: DataFrame, findings: DataFrame) -> DataFrame:
 
 
 def _repaired(rows: DataFrame) -> DataFrame:
-    """Rows with what was lost at a subscriber as AGREED, where a proven replay had its effect there."""
+    """Rows with what was lost at a subscriber as AGREED, where a proven replay, or one of that, had its effect there."""
     proven = f.col("subscriber").startswith(REPLAY) & (f.col("verdict") == AGREED)
     replays = rows.where(proven).select(
         f.col("number").alias("original"), noted_number("message_id").alias("replay_number")
@@ -59,9 +59,12 @@ def _repaired(rows: DataFrame) -> DataFrame:
     effects = rows.where(had_effect & (f.col("verdict") == AGREED)).select(
         f.col("number").alias("replay_number"), f.col("subscriber").alias("receiver")
     )
-    done = (
-        replays.join(effects, "replay_number").select("original", "receiver").distinct().withColumn("done", f.lit(True))
-    )
+    done = found = replays.join(effects, "replay_number").select("original", "receiver").distinct()
+    while found.take(1):  # a replay may be lost as well, and be replayed: what repairs it repairs its original
+        again = found.withColumnRenamed("original", "replay_number")
+        found = replays.join(again, "replay_number").select("original", "receiver").distinct()
+        done = done.union(found)
+    done = done.distinct().withColumn("done", f.lit(True))
     is_lost = f.col("verdict") == LOST
     joined = rows.join(
         done, is_lost & (f.col("number") == f.col("original")) & (f.col("subscriber") == f.col("receiver")), "left"

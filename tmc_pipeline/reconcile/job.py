@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -22,8 +22,8 @@ from pyspark.sql import functions as f
 
 from tmc_common.spreadsheets import FORMULA_STARTS
 from tmc_pipeline.archive.contents import Archive, closed_since, end_of_day_ms, moment
-from tmc_pipeline.center import CenterTables, MessageRange
-from tmc_pipeline.errors import translated
+from tmc_pipeline.center import CenterTables, MessageRange, Names
+from tmc_pipeline.errors import CannotRun, translated
 from tmc_pipeline.files import HadoopFolder
 from tmc_pipeline.frames import on_disk, shuffled_into
 from tmc_pipeline.reconcile.accepted import Acceptances
@@ -189,7 +189,10 @@ class Reconciliation:
             kept.enter_context(shuffled_into(self._spark, self._partitions(records.rows)))
             noted_apps = {each.app: None if is_shared(each, producers) else each.app for each in producers}
             canceled = cancellations(self._center, kept)
-            catalog = catalog_of(self._spark, self._center.names, archived, audited, noted_apps, canceled.spans)
+            apart_ms = self._center.clocks_apart_ms
+            catalog = catalog_of(
+                self._spark, self._center.names, archived, audited, noted_apps, canceled.spans, apart_ms
+            )
             erased = bool(archived.erased)
             findings = self._findings(kept, records, lines, catalog, scope, audited, erased=erased)
             matching, others = self._matched(kept, records, catalog, findings)
@@ -427,6 +430,7 @@ class Reconciliation:
                 (f"{each.app}.{each.tag}", since_ms(each, CONSUMER, behind))
                 for each, behind in zip(consumers, behind_ms[len(producers) :], strict=True)
             ),
+            unnoted=_unnoted(consumers, self._center.names),
             sdk_ledgers=frozenset(source.app for source in producers if source.is_sdk),
             center_ms=0 if by_list else removed_ms,  # removed by age: what became of those is unknown
             expired=self._expired(archived),
@@ -468,7 +472,7 @@ class Reconciliation:
                 {"topic": topic, "verdict": verdict, "messages": verdicts[topic, verdict]}
                 for topic, verdict in sorted(verdicts, key=lambda each: (each[0] or "", each[1]))
             ],
-            relations=_relations(counts, deliveries, audited.subscribers),
+            relations=_relations(counts, deliveries, audited),
             sources=sources,
             bad_clocks=sum(row.bad_clocks for row in counts),
             span=span,
@@ -585,6 +589,21 @@ def _summed(sources: Sequence[LedgerSource], seen: Sequence[Any]) -> list[Mappin
     return summaries
 
 
+def _unnoted(consumers: Sequence[LedgerSource], names: Names) -> frozenset[tuple[str, str]]:
+    """Return topics and subscribers whose effects are in none of their sources. Raises CannotRun: one names an unknown topic."""
+    forwarded = {names.subscriptions[number][:2] for number in names.forwarded}
+    expected: set[tuple[str, str]] = set()
+    noted: set[tuple[str, str]] = set()
+    for source in consumers:
+        subscriber = f"{source.app}.{source.tag}"
+        own = {(topic, name) for topic, name, _ in names.subscriptions.values() if name == subscriber}
+        if unknown := set(source.topics) - {topic for topic, _ in own}:
+            raise CannotRun(f"{subscriber} has no subscription to {', '.join(sorted(unknown))}: look at its topics.")
+        expected |= own
+        noted |= {pair for pair in own if (pair[0] in source.topics if source.topics else pair not in forwarded)}
+    return frozenset(expected - noted)
+
+
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return, by name, the time since which all sources of that name are complete."""
     since: dict[str, int] = {}
@@ -593,9 +612,7 @@ def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:
     return since
 
 
-def _relations(
-    counts: Sequence[Any], matching: Counter[tuple[str, str]], subscribers: Collection[str]
-) -> list[dict[str, Any]]:
+def _relations(counts: Sequence[Any], matching: Counter[tuple[str, str]], audited: Audited) -> list[dict[str, Any]]:
     """The relation of each topic and subscriber that has to hold, and whether it does.
 
     Deliveries under way count on neither side.
@@ -607,7 +624,7 @@ def _relations(
         unconfirmed[topic] += row.unconfirmed
     found = []
     for topic, subscriber in sorted(by_pair.keys() | matching.keys()):
-        if subscriber not in subscribers:
+        if audited.noted_since_ms(topic, subscriber) is None:
             continue
         row, matched_, maybe = by_pair.get((topic, subscriber)), matching[topic, subscriber], unconfirmed[topic]
         committed, consumed, open_ = (row.committed, row.consumed, row.open) if row else (0, 0, 0)

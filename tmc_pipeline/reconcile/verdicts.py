@@ -99,6 +99,7 @@ _LEAST = (
 class Audited:
     """Which sides were read. producers, subscribers: name -> since when (epoch ms) its records are complete.
 
+    unnoted: topics and subscribers whose deliveries nobody notes, though notes of the subscriber are read.
     sdk_ledgers: the producers whose records are the SDK's ledger, which has only messages sent in transactions.
     center_ms: since when (epoch ms) the center's rows are complete; older ones may have been removed unarchived.
     expired: the same by number of a topic, because of days that were taken out of the archive by rule.
@@ -106,9 +107,14 @@ class Audited:
 
     producers: Mapping[str, int] = field(default_factory=dict)
     subscribers: Mapping[str, int] = field(default_factory=dict)
+    unnoted: frozenset[tuple[str, str]] = frozenset()
     sdk_ledgers: frozenset[str] = frozenset()
     center_ms: int = 0
     expired: Mapping[int, int] = field(default_factory=dict)
+
+    def noted_since_ms(self, topic: str, subscriber: str) -> int | None:
+        """Return since when notes about a subscriber's deliveries of a topic are complete; None: there are none to read."""
+        return None if (topic, subscriber) in self.unnoted else self.subscribers.get(subscriber)
 
 
 def judged(
@@ -152,7 +158,7 @@ def judged(
     said = f.col("verdict")
     moved = f.coalesce(f.col("moved_ms") > f.lit(now_ms - tolerance_ms), f.lit(False)) & said.isin(*DISCREPANCIES)
     reason = f.when(moved, f.concat(f.lit("moved a moment ago, else: "), said)).when(said == PENDING, _waiting())
-    complete = ~of_message & ~of_replay & _complete(audited.subscribers, "subscriber", made)
+    complete = ~of_message & ~of_replay & _is_noted(audited, made)
     return found.withColumns(
         {
             "verdict": f.when(moved, f.lit(PENDING)).otherwise(said),
@@ -192,13 +198,23 @@ def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
     return f.coalesce(known, f.lit(False))
 
 
+def _is_noted(audited: Audited, made: Column) -> Column:
+    """Return whether the subscriber of a delivery should have noted its effect."""
+    noted = _complete(audited.subscribers, "subscriber", made)
+    if not audited.unnoted:
+        return noted
+    nobody = f.concat_ws("\n", "topic", "subscriber").isin(["\n".join(pair) for pair in sorted(audited.unnoted)])
+    return noted & ~f.coalesce(nobody, f.lit(False))
+
+
 def _is_forgotten(audited: Audited, made: Column) -> Column:
     """Return whether the center and the archive may have removed this message by rule."""
     gone = made < audited.center_ms
     if audited.expired:
         ends = f.create_map(*[f.lit(each) for pair in audited.expired.items() for each in pair])
         topic = f.split("message_id", "-")[0].try_cast("int")
-        gone = gone | f.coalesce(made < f.try_element_at(ends, topic), f.lit(False))
+        # A day is of the database's clock, a number of a server's.
+        gone = gone | f.coalesce(made < f.try_element_at(ends, topic) + f.lit(CLOCKS_APART_MS), f.lit(False))
     return gone
 
 
@@ -282,9 +298,7 @@ def _of_delivery(audited: Audited, made: Column) -> Column:
         .when(_differ("message_id"), "identity differs")  # a note under another topic or producer
         .when(~is_one_of(state, CLOSED) & ~_is("impossible"), PENDING)
         .when(
-            (state == int(ConsumptionState.ACKED))
-            & (effects == 0)
-            & _complete(audited.subscribers, "subscriber", made),
+            (state == int(ConsumptionState.ACKED)) & (effects == 0) & _is_noted(audited, made),
             LOST,
         )
         .when(_bodies_differ(), "body differs")
