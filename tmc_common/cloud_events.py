@@ -5,25 +5,13 @@ Source: CloudEvents 1.0.2, Kafka protocol binding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from tmc_common.headers import PREFIX
 
 VERSION = "1.0"
 KAFKA_PREFIX = "ce_"
-_CONTENT_TYPE = "content-type"
-
-
-def headers_of(record: Any) -> Sequence[tuple[str, bytes | None]] | None:
-    """Return the headers of a record of confluent_kafka. None: it cannot read them, e.g. a name that is not UTF-8.
-
-    Call it once for each record: what the library gives afterwards crashes the process.
-    """
-    try:
-        return record.headers() or ()
-    except Exception:  # noqa: BLE001 - SystemError, from within the library
-        return None
+CONTENT_TYPE = "content-type"
 
 
 def record_headers(attributes: Mapping[str, str], content_type: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -33,7 +21,7 @@ def record_headers(attributes: Mapping[str, str], content_type: str, headers: Ma
     """
     event = {KAFKA_PREFIX + name: text for name, text in {"specversion": VERSION, **attributes}.items()}
     own = {PREFIX + name if _is_the_events(name) else name: text for name, text in headers.items()}
-    kind = {_CONTENT_TYPE: content_type} if content_type else {}  # CloudEvents take no empty one
+    kind = {CONTENT_TYPE: content_type} if content_type else {}  # CloudEvents take no empty one
     return {**own, **event, **kind}
 
 
@@ -44,11 +32,11 @@ def read_record_headers(headers: Mapping[str, str]) -> tuple[dict[str, str], str
     for name, text in headers.items():
         if name.startswith(KAFKA_PREFIX):
             attributes[name.removeprefix(KAFKA_PREFIX)] = text
-        elif name != _CONTENT_TYPE:
+        elif name != CONTENT_TYPE:
             own[name.removeprefix(PREFIX)] = text
-    return attributes, headers.get(_CONTENT_TYPE, ""), own
+    return attributes, headers.get(CONTENT_TYPE, ""), own
 
 
 def _is_the_events(name: str) -> bool:
     lowered = name.lower()
-    return lowered.startswith(KAFKA_PREFIX) or lowered == _CONTENT_TYPE
+    return lowered.startswith(KAFKA_PREFIX) or lowered == CONTENT_TYPE

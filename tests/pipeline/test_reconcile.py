@@ -26,7 +26,7 @@ from tmc_pipeline.reconcile.explanations import explained
 from tmc_pipeline.reconcile.job import Summary, partitions_of
 from tmc_pipeline.reconcile.ledgers import Ledgers
 from tmc_pipeline.reconcile.outlines import outlined
-from tmc_pipeline.reconcile.verdicts import VERDICTS, Audited, by_message, counted, judged
+from tmc_pipeline.reconcile.verdicts import NEVER, VERDICTS, Audited, by_message, counted, judged
 from tmc_pipeline.settings import LedgerSource
 from tmc_server.domain.consumption import ConsumptionState as C
 from tmc_server.domain.ids import EPOCH_MS
@@ -370,11 +370,13 @@ def test_what_expired_excuses_no_effect_of_a_message_that_is_still_here(spark: S
 
 
 def test_a_delivery_that_nobody_notes_is_nobodys_loss(spark: SparkSession) -> None:
-    audited = replace(AUDITED, unnoted=frozenset({("order.paid", "coupons.default")}))
+    audited = replace(AUDITED, noted_from={("order.paid", "coupons.default"): NEVER})
     said = [here(M.COMMITTED), committed(), delivery(C.ACKED)]
     assert _verdicts(spark, said) == {an_id(): "lost"}
     assert _verdicts(spark, said, audited) == {an_id(): "agreed"}
     assert _verdicts(spark, [*said, effect(), effect()], audited) == {an_id(): "duplicate effect"}
+    later = replace(AUDITED, noted_from={("order.paid", "coupons.default"): START_MS})
+    assert _verdicts(spark, said, later) == {an_id(): "lost"}
 
 
 def test_forwarded_deliveries_have_no_effects_here_unless_one_says_so(
@@ -399,6 +401,10 @@ def test_forwarded_deliveries_have_no_effects_here_unless_one_says_so(
         return jobs.run_reconcile()
 
     assert with_c1(topic).verdicts["lost"] == 8
+    with center.sql() as run:  # an inbox before and, since a while, a forward
+        run.exec_driver_sql("UPDATE tmc_subscription SET forward_kind = '' WHERE subscription_no = 1")
+    jobs.tables.__dict__.pop("names")
+    assert with_c1().verdicts["lost"] == 8
     with pytest.raises(CannotRun, match=r"c1.default has no subscription to nothing: look at its topics"):
         with_c1("nothing")
 

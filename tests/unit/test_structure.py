@@ -104,6 +104,7 @@ ALLOWED = {
         "tmc_common.amqp",
         "tmc_common.cloud_events",
         "tmc_common.headers",
+        "tmc_common.kafka",
         "tmc_common.signatures",
         "tmc_common.submission",
     },
@@ -122,6 +123,7 @@ ALLOWED = {
         "tmc_common.amqp",
         "tmc_common.cloud_events",
         "tmc_common.headers",
+        "tmc_common.kafka",
         "tmc_common.mismatch",
         "tmc_common.signatures",
     },
@@ -174,7 +176,7 @@ ALLOWED["tmc_pipeline"] = {
 # Library -> packages that may import it.
 LIBRARIES = {
     "alembic": {"tmc_server.store"},
-    "confluent_kafka": {"tmc_client", "tmc_server.delivery", "tmc_server.submission"},
+    "confluent_kafka": {"tmc_client", "tmc_common", "tmc_server.delivery", "tmc_server.submission"},
     "consul": {"tmc_common", "tmc_client", "tmc_server.discovery"},
     "django": {"tmc_client"},
     "fsspec": {"tmc_server.archives"},

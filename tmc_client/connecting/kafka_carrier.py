@@ -16,7 +16,8 @@ from tmc_client import errors
 from tmc_client.connecting.submit_queue import Letter
 from tmc_client.forks import abandon
 from tmc_common import submission
-from tmc_common.cloud_events import headers_of, record_headers
+from tmc_common.cloud_events import record_headers
+from tmc_common.kafka import headers_of
 
 _CONNECT_S = 5.0
 _PAUSE_S = 0.005  # the library would wait in C, where no greenlet runs

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from tmc_client.errors import CodecError
-from tmc_common.cloud_events import read_record_headers
+from tmc_common.cloud_events import CONTENT_TYPE, KAFKA_PREFIX, read_record_headers
 from tmc_common.headers import ORDER_KEY, SEQUENCE
 
 _TRACE = ("traceparent", "tracestate")  # a posted event has these headers as attributes
@@ -38,16 +38,15 @@ class Message:
 
     @classmethod
     def from_record(
-        cls, headers: Iterable[tuple[str, bytes]] | None, value: bytes | None, *, subscriber: str = ""
+        cls, headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None, *, subscriber: str = ""
     ) -> Self:
-        """Read a record of Kafka that a center forwarded or an outbox sent, with any client of Kafka, for `inbox.once`.
+        """Read a Kafka record that a center forwarded or an outbox sent, whichever client received it, for `inbox.once`.
 
         subscriber: a name for what you do with a record of an outbox, which names none; records of a center name theirs.
         Raises CodecError: it is no such record.
         """
         try:
-            texts = {name: text.decode() for name, text in headers or ()}
-            attributes, content_type, own = read_record_headers(texts)
+            attributes, content_type, own = read_record_headers(dict(_texts(headers or ())))
             return cls._from_attributes(attributes, subscriber, value or b"", content_type, own)
         except _MALFORMED as exc:
             raise CodecError(f"This is no record of a center or an outbox: {_wrong(exc)}.") from exc
@@ -105,6 +104,13 @@ class Message:
 
 
 _MALFORMED = (LookupError, ValueError, TypeError, AttributeError)
+
+
+def _texts(headers: Iterable[tuple[str, bytes | None]]) -> Iterator[tuple[str, str]]:
+    """Decode headers. Others add binary ones of their own; those of the event are texts. Raises UnicodeDecodeError."""
+    for name, value in headers:
+        is_the_events = name.startswith(KAFKA_PREFIX) or name == CONTENT_TYPE
+        yield name, (value or b"").decode(errors="strict" if is_the_events else "replace")
 
 
 def _wrong(exc: Exception) -> str:

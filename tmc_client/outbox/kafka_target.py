@@ -14,14 +14,15 @@ from tmc_client.forks import abandon, watch_forks
 from tmc_client.outbox.entries import Entry, Failure, Trouble
 from tmc_common.cloud_events import record_headers
 from tmc_common.headers import ORDER_KEY
+from tmc_common.kafka import ALONE, NEVER, TOO_LARGE
 
 _TIMEOUT_S = 10.0
 _SOURCE = "/tmc/outbox"  # CloudEvents demand one, and an outbox knows no name of its service
 _REFUSED = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
+    *TOO_LARGE,
+    *NEVER,
     KafkaError.INVALID_MSG_SIZE,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_EXCEPTION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
@@ -75,15 +76,19 @@ class KafkaTarget:
 
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See entries.Target."""
+        answers: dict[int, Failure | None] = {}
         with self._lock:
-            if self._producer is None:
-                self._producer = Producer(self._settings)
-            answers = self._sent(self._producer, entries)
-            crowded = [entry for entry in entries if entry.id in self._too_large]
-            if len(entries) > 1 and crowded:  # a record that is too large takes its whole batch with it
-                if self._alone is None:
-                    self._alone = Producer(self._settings | {"linger.ms": 0, "batch.num.messages": 1})
-                answers |= self._sent(self._alone, crowded)
+            try:
+                if self._producer is None:
+                    self._producer = Producer(self._settings)
+                answers |= self._sent(self._producer, entries)
+                crowded = [entry for entry in entries if entry.id in self._too_large]
+                if len(entries) > 1 and crowded:  # a record that is too large takes its whole batch with it
+                    if self._alone is None:
+                        self._alone = Producer(self._settings | ALONE)
+                    answers |= self._sent(self._alone, crowded)
+            except (KafkaException, OSError) as exc:  # no producer can be made, e.g. for lack of file descriptors
+                self._last_error = f" {exc}"
             if self._is_over:
                 self._renew()
         silent = Failure(trouble=Trouble.AWAY, error=f"Kafka did not answer in time.{self._last_error}")
@@ -136,7 +141,7 @@ class KafkaTarget:
             self._last_error = ""
             answers[number] = None
             return
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        if error.code() in TOO_LARGE:
             self._too_large.add(number)
         self._is_over |= error.code() == KafkaError._FATAL
         answers[number] = _failure(error, self._last_error)

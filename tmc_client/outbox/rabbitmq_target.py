@@ -6,7 +6,9 @@ A page that is not confirmed in time is sent again, so consumers may get a messa
 from __future__ import annotations
 
 import logging
+import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -26,7 +28,9 @@ log = logging.getLogger("tmc_client.outbox")
 _TIMEOUT_S = 10.0
 _CLOSE_S = 2.0
 _PERSISTENT = 2
-_REFUSED = 403
+_HALVING_S = 3.0  # below the lease of a relay
+_INTERNAL_ERROR = "INTERNAL_ERROR"
+_FORBIDDEN = re.compile(r"access to topic '([^']*)' in exchange")  # which the user may not write
 KEY = "tmc-key"
 """The header with the message's key; the order key is in `tmc-order-key`."""
 
@@ -60,34 +64,50 @@ class RabbitTarget:
     def send(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """See entries.Target."""
         with self._lock:
-            return self._sent([self._letter(entry) for entry in entries])
+            outcomes = self._sent([self._letter(entry) for entry in entries], time.monotonic() + _HALVING_S)
+        if None in outcomes:
+            return outcomes
+        # The broker may have ended each connection for reasons of its own.
+        return [
+            Failure(trouble=Trouble.AWAY, error=each.error) if each and _INTERNAL_ERROR in each.error else each
+            for each in outcomes
+        ]
 
-    def _sent(self, letters: Sequence[_Letter]) -> list[Failure | None]:
-        """Send a page. If the broker ends the connection for a message of it, send that in halves, until it is alone."""
+    def _sent(self, letters: Sequence[_Letter], until: float) -> list[Failure | None]:
+        """Send a page. If the broker ends the connection for a message of it, send that in halves, until it is alone.
+
+        until: what is not found by then (monotonic seconds) is sent with the next page.
+        """
         page = _Page(letters)
         if page.places:
             self._publish(page)
         outcomes, left = page.outcomes(), page.unanswered
-        if not (page.blamed and left):
+        if not (page.blamed and left) or time.monotonic() > until:
             return outcomes
-        if len(left) == 1:
-            outcomes[left[0]] = Failure(trouble=Trouble.REFUSED, error=page.blamed)
-            return outcomes
-        for part in (left[: len(left) // 2], left[len(left) // 2 :]):
-            for place, outcome in zip(part, self._sent([letters[place] for place in part]), strict=True):
+        forbidden = _FORBIDDEN.search(page.blamed)
+        guilty = [place for place in left if forbidden is not None and letters[place].routing_key == forbidden[1]]
+        guilty = guilty or (left if len(left) == 1 else [])
+        outcomes = [
+            Failure(trouble=Trouble.REFUSED, error=page.blamed) if place in guilty else outcome
+            for place, outcome in enumerate(outcomes)
+        ]
+        rest = [place for place in left if place not in guilty]
+        for part in (rest,) if guilty else (rest[: len(rest) // 2], rest[len(rest) // 2 :]):
+            for place, outcome in zip(part, self._sent([letters[place] for place in part], until), strict=True):
                 outcomes[place] = outcome
         return outcomes
 
     def _publish(self, page: _Page) -> None:
         link = self._link
-        if link is None or link.ended:
-            link = self._link = _Link(self._nodes.next())
         try:
+            if link is None or link.ended:
+                link = self._link = _Link(self._nodes.next())  # fails where no file descriptor is left
             link.opened.result(_TIMEOUT_S)
             link.publish(page)
             page.done.result(_TIMEOUT_S)
         except (AMQPError, FutureTimeout, OSError) as exc:
-            link.close()
+            if link is not None:
+                link.close()
             page.fail(f"RabbitMQ did not confirm: {exc or type(exc).__name__}")
 
     def _letter(self, entry: Entry) -> _Letter:
@@ -117,7 +137,10 @@ class _Letter:
 
 
 class _Page:
-    """Messages on their way. done: all are answered.  blamed: for a message of it the connection was ended; "": it was not."""
+    """Messages on their way. done: all are answered.
+
+    blamed: the broker's reason, if it ended the channel or connection because of one of them; "": it did not.
+    """
 
     def __init__(self, letters: Sequence[_Letter]) -> None:
         self._letters = letters
@@ -298,8 +321,7 @@ def _blames_a_message(reason: object) -> bool:
     """Return whether the broker ended a channel or connection because of what was published, and not for all that is."""
     if not isinstance(reason, ChannelClosedByBroker | ConnectionClosedByBroker):
         return False
-    of_its_topic = reason.reply_code == _REFUSED and "access to topic" in reason.reply_text
-    return of_its_topic or reason.reply_code in _OF_A_MESSAGE
+    return reason.reply_code in _OF_A_MESSAGE or _FORBIDDEN.search(str(reason)) is not None
 
 
 def _message_id(entry: Entry) -> str:

@@ -26,6 +26,7 @@ log = logging.getLogger("tmc_client.outbox")
 _UNSENT = table.c.state == int(State.UNSENT)
 ALWAYS_DUE_MS = 1  # ordered messages are always due, so a fast clock cannot delay others
 _PAGE = 1_000
+_FAR_AHEAD = 10  # leases
 _PAGE_BYTES = 4 << 20
 
 
@@ -150,7 +151,9 @@ class OutboxStore:
         """Become or stay the relay that works, for `lease_ms`. Returns: the time; None: another one works."""
         with self._writing() as connection:
             now = self._now(connection)
-            free = sa.or_(relay.c.owner == owner, relay.c.until_ms < now)
+            # A lease that ends much later than any can was written before the database's clock was set back.
+            is_over = sa.or_(relay.c.until_ms < now, relay.c.until_ms > now + _FAR_AHEAD * lease_ms)
+            free = sa.or_(relay.c.owner == owner, is_over)
             mine = relay.update().where(relay.c.id == 1, free).values(owner=owner, until_ms=now + lease_ms)
             if connection.execute(mine).rowcount == 1:
                 return now

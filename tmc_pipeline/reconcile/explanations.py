@@ -14,6 +14,7 @@ from tmc_pipeline.reconcile.outlines import noted_number
 from tmc_pipeline.reconcile.verdicts import ACCEPTED, AGREED, DISCREPANCIES, LOST, VERDICTS
 from tmc_server.domain.consumption import ConsumptionState
 
+_REPLAYS_OF_REPLAYS = 5
 FINDING = "number string, subscriber string, found string, why string"
 
 
@@ -60,7 +61,11 @@ def _repaired(rows: DataFrame) -> DataFrame:
         f.col("number").alias("replay_number"), f.col("subscriber").alias("receiver")
     )
     done = found = replays.join(effects, "replay_number").select("original", "receiver").distinct()
-    while found.take(1):  # a replay may be lost as well, and be replayed: what repairs it repairs its original
+    for _ in range(
+        _REPLAYS_OF_REPLAYS
+    ):  # one may be lost as well, and be replayed: what repairs it repairs its original
+        if not found.take(1):
+            break
         again = found.withColumnRenamed("original", "replay_number")
         found = replays.join(again, "replay_number").select("original", "receiver").distinct()
         done = done.union(found)

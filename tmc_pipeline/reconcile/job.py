@@ -41,6 +41,7 @@ from tmc_pipeline.reconcile.verdicts import (
     AGREED,
     CLOCKS_APART_MS,
     DISCREPANCIES,
+    NEVER,
     VERDICTS,
     Audited,
     by_message,
@@ -430,7 +431,7 @@ class Reconciliation:
                 (f"{each.app}.{each.tag}", since_ms(each, CONSUMER, behind))
                 for each, behind in zip(consumers, behind_ms[len(producers) :], strict=True)
             ),
-            unnoted=_unnoted(consumers, self._center.names),
+            noted_from=_noted_from(consumers, self._center.names),
             sdk_ledgers=frozenset(source.app for source in producers if source.is_sdk),
             center_ms=0 if by_list else removed_ms,  # removed by age: what became of those is unknown
             expired=self._expired(archived),
@@ -589,19 +590,34 @@ def _summed(sources: Sequence[LedgerSource], seen: Sequence[Any]) -> list[Mappin
     return summaries
 
 
-def _unnoted(consumers: Sequence[LedgerSource], names: Names) -> frozenset[tuple[str, str]]:
-    """Return topics and subscribers whose effects are in none of their sources. Raises CannotRun: one names an unknown topic."""
-    forwarded = {names.subscriptions[number][:2] for number in names.forwarded}
-    expected: set[tuple[str, str]] = set()
-    noted: set[tuple[str, str]] = set()
+def _noted_from(consumers: Sequence[LedgerSource], names: Names) -> dict[tuple[str, str], int]:
+    """Return `Audited.noted_from`. Raises CannotRun: a source names a topic that its subscriber does not get."""
+    lives: dict[tuple[str, str], list[tuple[int, bool]]] = {}
+    for number, life in names.lives.items():
+        lives.setdefault(names.subscriptions[number][:2], []).append((life.from_ms, number in names.forwarded))
+    found: dict[tuple[str, str], int] = {}
     for source in consumers:
         subscriber = f"{source.app}.{source.tag}"
-        own = {(topic, name) for topic, name, _ in names.subscriptions.values() if name == subscriber}
+        own = [pair for pair in lives if pair[1] == subscriber]
         if unknown := set(source.topics) - {topic for topic, _ in own}:
             raise CannotRun(f"{subscriber} has no subscription to {', '.join(sorted(unknown))}: look at its topics.")
-        expected |= own
-        noted |= {pair for pair in own if (pair[0] in source.topics if source.topics else pair not in forwarded)}
-    return frozenset(expected - noted)
+        for pair in own:
+            since_ms = _after_forwards(lives[pair]) if not source.topics else 0 if pair[0] in source.topics else NEVER
+            found[pair] = min(since_ms, found.get(pair, NEVER))
+    for (topic, subscriber), since_ms in sorted(found.items()):
+        if since_ms == NEVER:
+            log.info(
+                "effects of %s at %s are not compared: it is forwarded, or not among its topics", topic, subscriber
+            )
+    return {pair: since_ms for pair, since_ms in found.items() if since_ms}
+
+
+def _after_forwards(lives: Sequence[tuple[int, bool]]) -> int:
+    """Return since when nothing is forwarded. lives: of each registration: since when, and whether it is a forward."""
+    last = max((from_ms for from_ms, is_forward in lives if is_forward), default=None)
+    if last is None:
+        return 0
+    return min((from_ms for from_ms, is_forward in lives if not is_forward and from_ms >= last), default=NEVER)
 
 
 def _since(found: Iterable[tuple[str, int]]) -> dict[str, int]:

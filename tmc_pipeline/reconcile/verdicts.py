@@ -54,6 +54,7 @@ VERDICTS = (
 """In ascending order: the verdict of a message is the last of these that any of its rows has."""
 DISCREPANCIES = VERDICTS[VERDICTS.index(ACCEPTED) + 1 :]
 
+NEVER = (1 << 63) - 1
 CLOCKS_APART_MS = 300_000  # a time further ahead than this comes from a wrong clock and excuses nothing
 
 _GREATEST = (
@@ -99,7 +100,7 @@ _LEAST = (
 class Audited:
     """Which sides were read. producers, subscribers: name -> since when (epoch ms) its records are complete.
 
-    unnoted: topics and subscribers whose deliveries nobody notes, though notes of the subscriber are read.
+    noted_from: by topic and subscriber: since when effects are noted there at all; NEVER: they are not, e.g. of a forward.
     sdk_ledgers: the producers whose records are the SDK's ledger, which has only messages sent in transactions.
     center_ms: since when (epoch ms) the center's rows are complete; older ones may have been removed unarchived.
     expired: the same by number of a topic, because of days that were taken out of the archive by rule.
@@ -107,14 +108,15 @@ class Audited:
 
     producers: Mapping[str, int] = field(default_factory=dict)
     subscribers: Mapping[str, int] = field(default_factory=dict)
-    unnoted: frozenset[tuple[str, str]] = frozenset()
+    noted_from: Mapping[tuple[str, str], int] = field(default_factory=dict)
     sdk_ledgers: frozenset[str] = frozenset()
     center_ms: int = 0
     expired: Mapping[int, int] = field(default_factory=dict)
 
     def noted_since_ms(self, topic: str, subscriber: str) -> int | None:
         """Return since when notes about a subscriber's deliveries of a topic are complete; None: there are none to read."""
-        return None if (topic, subscriber) in self.unnoted else self.subscribers.get(subscriber)
+        read_ms, noted_ms = self.subscribers.get(subscriber), self.noted_from.get((topic, subscriber), 0)
+        return None if read_ms is None or noted_ms == NEVER else max(read_ms, noted_ms)
 
 
 def judged(
@@ -201,10 +203,12 @@ def _complete(names: Mapping[str, int], column: str, made: Column) -> Column:
 def _is_noted(audited: Audited, made: Column) -> Column:
     """Return whether the subscriber of a delivery should have noted its effect."""
     noted = _complete(audited.subscribers, "subscriber", made)
-    if not audited.unnoted:
+    if not audited.noted_from:
         return noted
-    nobody = f.concat_ws("\n", "topic", "subscriber").isin(["\n".join(pair) for pair in sorted(audited.unnoted)])
-    return noted & ~f.coalesce(nobody, f.lit(False))
+    pairs = [("\n".join(pair), since_ms) for pair, since_ms in sorted(audited.noted_from.items())]
+    since = f.create_map(*[f.lit(each) for pair in pairs for each in pair])
+    here = f.concat_ws("\n", "topic", "subscriber")
+    return noted & f.coalesce(made >= f.try_element_at(since, here), f.lit(True))
 
 
 def _is_forgotten(audited: Audited, made: Column) -> Column:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from tmc_common.cloud_events import record_headers
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import FORWARD_KEY, ORDER_KEY
+from tmc_common.kafka import ALONE, NEVER, TOO_LARGE
 from tmc_server.delivery.cloud_events import attributes_of
 from tmc_server.delivery.spans import PublishSpans
 from tmc_server.delivery.window import ALERT_AFTER, Destination, Window
@@ -31,9 +32,7 @@ from tmc_server.metrics import METRICS
 log = EventLog("tmc.kafka")
 
 _PURGE_S = 1.0
-_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-_NEVER = {KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.TOPIC_EXCEPTION, KafkaError._INVALID_ARG}
-"""About the record or the name of its topic: trying again does not help. Everything else may be mended."""
+_AGAIN_S = 1.0
 
 
 def count_brokers(settings: Mapping[str, Any], seconds: float) -> int:
@@ -102,29 +101,33 @@ class KafkaForwarder:
 
     def _poll(self) -> None:
         while not self._stopping.is_set():
-            assert self._producer is not None
             try:
+                if self._is_over:
+                    self._renew()
+                assert self._producer is not None
                 self._producer.poll(0.1)
                 if self._alone is not None:
                     self._alone.poll(0)
             except Exception as exc:  # noqa: BLE001 - a fatal error, or a fault of ours in what it calls
                 self._is_over = True
-                log.warning("kafka_begins_again", "the producer for Kafka is made anew: %r", exc)
-            if self._is_over:
-                self._renew()
+                log.warning("kafka_begins_again", "another producer for Kafka is made: %r", exc)
+                self._stopping.wait(_AGAIN_S)
 
     def _renew(self) -> None:
         """Begin again: an idempotent producer that has had a fatal error, e.g. a right that it lacked, takes nothing any more.
 
         What it had is given back.
         """
+        made = Producer(self._settings)  # raises where a file of its settings is gone
         with self._lock:
             over = [each for each in (self._producer, self._alone) if each is not None]
-            self._producer, self._alone, self._is_over = Producer(self._settings), None, False
+            self._producer, self._alone, self._is_over = made, None, False
         for producer in over:
             producer.purge()
-            with suppress(KafkaException):
-                producer.flush(_PURGE_S)
+            end = time.monotonic() + _PURGE_S
+            while len(producer) and time.monotonic() < end:
+                with suppress(Exception):  # what is left is served by the next call
+                    producer.flush(0.1)
 
     @property
     def in_flight(self) -> int:
@@ -180,11 +183,11 @@ class KafkaForwarder:
         return delivered
 
     def _failed(self, copy: Copy, error: Any, *, alone: bool) -> None:
-        if error.code() in _TOO_LARGE and not alone:
+        if error.code() in TOO_LARGE and not alone:
             if self._alone is None:
-                self._alone = Producer(self._settings | {"linger.ms": 0, "batch.num.messages": 1})
+                self._alone = Producer(self._settings | ALONE)
             self._produce(self._alone, copy)
-        elif error.code() in _NEVER | _TOO_LARGE:
+        elif error.code() in NEVER | TOO_LARGE:
             METRICS.returned.inc()
             self._answers.refuse([copy], f"Kafka: {error.str()}", final=True)
             self._forget(copy)

@@ -43,6 +43,7 @@ class Retention:
         self._rate = rate
         self._sleep = sleep
         self._after: dict[Shard, MessageNumber] = {}  # by shard: how far this sweep has come, where age decides
+        self._swept: set[Shard] = set()  # it has come to their ends
         self._batch = max(1, min(_BATCH, rate // 2))
         self._busy = False
         self._wrong = ""
@@ -61,6 +62,8 @@ class Retention:
             for shard in self._turns(work.held_shards()):
                 more |= self._turn(work, shard, before_ms, runs)
         self._busy = more
+        if not more:
+            self._swept.clear()
         return more
 
     def _runs(self) -> Sequence[Removal]:
@@ -108,8 +111,13 @@ class Retention:
         return False
 
     def _by_age(self, work: ClosedWork, shard: Shard, before_ms: int) -> bool:
-        numbers, end = work.old(shard, self._after.get(shard, NO_MESSAGE), before_ms, self._batch, _LOOK)
-        self._after[shard] = NO_MESSAGE if end is None else end  # the next sweep begins at the beginning
+        if shard in self._swept:
+            return False
+        numbers, end = work.old(shard, self._after.pop(shard, NO_MESSAGE), before_ms, self._batch, _LOOK)
+        if end is None:
+            self._swept.add(shard)
+        else:
+            self._after[shard] = end
         if numbers:
             self._count(work.remove(shard, numbers, before_ms))
         return end is not None

@@ -188,4 +188,4 @@ def _wanted(free: Sequence[Any], me: int, share_left: int, before_ms: int) -> tu
     count = len(free)
     turned = [free[(i + me) % count] for i in range(count)]
     within = turned[: max(0, share_left)]
-    return within, [row for row in turned[len(within) :] if row.expires_ms <= before_ms]
+    return within, [row for row in turned[len(within) :] if is_over(row.expires_ms, before_ms)]

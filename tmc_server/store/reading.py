@@ -25,7 +25,7 @@ from tmc_server.domain.views import (
 )
 from tmc_server.errors import StoreUnavailable
 from tmc_server.store.auditing import act_of
-from tmc_server.store.engines import ShardMap
+from tmc_server.store.engines import ShardMap, is_over, over
 from tmc_server.store.nodes import server_runs
 from tmc_server.store.records import record_of
 from tmc_server.store.rows import consumption_view, heads_of, message_view
@@ -159,10 +159,16 @@ class Reader:
         for database in self._shards.databases:
             if self._shards.shards_in(database):
                 with database.reading() as connection:
-                    held = sa.select(lease).where(lease.c.expires_ms > database.now(connection)).order_by(lease.c.shard)
+                    held = (
+                        sa.select(lease)
+                        .where(sa.not_(over(lease.c.expires_ms, database.now(connection))))
+                        .order_by(lease.c.shard)
+                    )
                     for row in connection.execute(held):
                         shards.setdefault(row.owner, []).append(row.shard)
-        return [ServerView(run, run.expires_ms > now, sorted(shards.get(run.incarnation, ()))) for run in runs]
+        return [
+            ServerView(run, not is_over(run.expires_ms, now), sorted(shards.get(run.incarnation, ()))) for run in runs
+        ]
 
     def shard_places(self) -> list[ShardPlace]:
         with self._shards.catalog.reading() as connection:

@@ -19,9 +19,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tmc_common import submission as wire
-from tmc_common.cloud_events import KAFKA_PREFIX, headers_of
+from tmc_common.cloud_events import KAFKA_PREFIX
 from tmc_common.eventlog import EventLog
 from tmc_common.headers import PREFIX
+from tmc_common.kafka import ALONE, NEVER, TOO_LARGE, headers_of
 from tmc_server.submission.answers import JSON, OpenIntake, Settled
 from tmc_server.submission.intake import WINDOW, Intake
 from tmc_server.submission.letters import Letter, Place
@@ -39,7 +40,6 @@ _TRY_AGAIN_S = 5.0
 _CLOSE_S = 5.0
 _CONTENT_TYPE = "content-type"
 _EXISTS = KafkaError.TOPIC_ALREADY_EXISTS
-_NEVER = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError._INVALID_ARG}  # of a record
 _UNKNOWN = -1  # offset
 _Partition = tuple[str, int]
 
@@ -76,12 +76,13 @@ class _Reading:
 class _Outgoing:
     """An answer, or a letter that is_buried: on its way to the topic of what was refused.
 
-    is_cut: without its body and headers, which Kafka never takes.
+    is_alone: in no batch with others.  is_cut: without its body and headers, which Kafka never takes.
     """
 
     reading: _Reading
     settled: Settled
     is_buried: bool
+    is_alone: bool = False
     is_cut: bool = False
 
 
@@ -90,6 +91,15 @@ class KafkaReader:
 
     def __init__(self, settings: Mapping[str, str], loop: asyncio.AbstractEventLoop, open_intake: OpenIntake) -> None:
         self._settings: dict[str, Any] = {**settings, "log_level": 0, "error_cb": self._note_failure}
+        self._producing: dict[str, Any] = {
+            **self._settings,
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 5,
+            "message.timeout.ms": 10_000,
+            "message.max.bytes": _MOST_BYTES,  # the broker has a limit of its own
+        }
+        self._one_by_one: Producer | None = None
         self._loop = loop
         self._open_intake = open_intake
         self._wanted: frozenset[Place] = frozenset()
@@ -134,16 +144,7 @@ class KafkaReader:
 
     def _read(self) -> None:
         """Read until it is stopped. Raises what the library raises."""
-        producer = Producer(
-            {
-                **self._settings,
-                "enable.idempotence": True,
-                "acks": "all",
-                "linger.ms": 5,
-                "message.timeout.ms": 10_000,
-                "message.max.bytes": _MOST_BYTES,  # the broker has a limit of its own
-            }
-        )
+        producer = Producer(self._producing)
         consumer = Consumer(
             {
                 **self._settings,
@@ -179,6 +180,8 @@ class KafkaReader:
                 self._arrived(consumer.consume(_PAGE, _POLL_S))
             self._finish(producer)
             producer.poll(0)
+            if self._one_by_one is not None:
+                self._one_by_one.poll(0)
             self._pause_and_resume(consumer)
             if time.monotonic() >= commit_at:
                 self._commit(consumer, self._readings.values())
@@ -287,11 +290,12 @@ class KafkaReader:
 
         encoded = [(name, text.encode()) for name, text in headers.items() if text]
         while True:
+            by = self._alone() if outgoing.is_alone else producer
             try:
-                producer.produce(target, body, headers=encoded, on_delivery=delivered)
+                by.produce(target, body, headers=encoded, on_delivery=delivered)
                 return
             except BufferError:
-                producer.poll(_POLL_S)
+                by.poll(_POLL_S)
             except KafkaException as exc:  # the library itself refuses it
                 self._delivered(producer, outgoing, exc.args[0])
                 return
@@ -299,13 +303,19 @@ class KafkaReader:
                 self._delivered(producer, outgoing, KafkaError(KafkaError._INVALID_ARG, str(exc)))
                 return
 
+    def _alone(self) -> Producer:
+        """Return the producer that sends one record at a time: one that is too large takes its whole batch with it."""
+        if self._one_by_one is None:
+            self._one_by_one = Producer(self._producing | ALONE)
+        return self._one_by_one
+
     def _delivered(self, producer: Any, outgoing: _Outgoing, error: Any) -> None:
         if error is None or (outgoing.settled.refusal is None and not outgoing.is_buried):
             self._is_keeping = self._is_keeping or outgoing.is_buried
             # Of what is stored, only the answer is lost.
             outgoing.reading.open.pop(outgoing.settled.letter.number, None)
-        elif outgoing.is_buried and not outgoing.is_cut and error.code() in _NEVER:
-            self._produce(producer, replace(outgoing, is_cut=True))
+        elif outgoing.is_buried and not outgoing.is_cut and error.code() in NEVER | TOO_LARGE:
+            self._produce(producer, replace(outgoing, is_alone=True, is_cut=outgoing.is_alone))
         elif outgoing.is_buried:
             if self._is_keeping:
                 log.warning("submission_not_kept", "Kafka does not take what was refused: %s", error.str())
@@ -363,6 +373,9 @@ class KafkaReader:
         if producer is not None:
             self._finish(producer)
             producer.flush(_CLOSE_S)
+            if self._one_by_one is not None:
+                self._one_by_one.flush(_CLOSE_S)
+                self._one_by_one = None
         self._commit(consumer, readings, at_once=True)
         self._forget(readings)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -164,7 +165,7 @@ class RabbitReader:
     def replies(self) -> _DirectReplies:
         """Return a way to answer those who wait for direct replies of one queue."""
         made = _DirectReplies(self._nodes.next(), self._connection.ioloop)
-        self._replies.append(made)
+        self._replies = [*(each for each in self._replies if each.is_connected), made]
         return made
 
     def again(self, queue: _Queue, seconds: float) -> None:
@@ -211,13 +212,19 @@ class _DirectReplies:
         self._connection: Any = None
         self._channel: Any = None
         self._is_dropped = False
+        self._is_blocked = False  # the broker takes nothing for now
+        self._rests_until = 0.0  # monotonic seconds: a connection could not be opened
         self._waiting: list[tuple[str, bytes, BasicProperties]] = []  # for the channel
 
     def publish(self, name: str, body: bytes, properties: BasicProperties) -> None:
+        rests = self._connection is None and time.monotonic() < self._rests_until
+        if self._is_blocked or rests or len(self._waiting) >= WINDOW:
+            return  # as if nobody waited
         self._waiting.append((name, body, properties))
         if self._channel is not None:
             self._send()
         elif self._connection is None:
+            self._rests_until = time.monotonic() + _AGAIN_S  # unless it opens
             self._connection = CorkedConnection(
                 self._parameters,
                 on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel),
@@ -227,9 +234,18 @@ class _DirectReplies:
             )
 
     def _on_channel(self, channel: Any) -> None:
-        self._channel = channel
-        channel.add_on_close_callback(lambda *_: self.close())
+        self._channel, self._rests_until = channel, 0.0
+        self._connection.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
+        self._connection.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
+        channel.add_on_close_callback(self._on_channel_closed)
         self._send()
+
+    def _set_blocked(self, is_blocked: bool) -> None:
+        self._is_blocked = is_blocked
+
+    def _on_channel_closed(self, *_: object) -> None:
+        self._channel = None
+        self.close()
 
     def _send(self) -> None:
         with self._connection.corked():
@@ -240,9 +256,14 @@ class _DirectReplies:
     def _on_end(self, _connection: Any, reason: object) -> None:
         log.debug("submission_cut", "direct replies are lost: %r", reason)
         self._connection = self._channel = None
+        self._is_blocked = False
         self._waiting.clear()
         if self._is_dropped:
             self._ioloop.stop()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
 
     def close(self) -> None:
         connection = self._connection

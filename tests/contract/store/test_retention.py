@@ -410,6 +410,31 @@ def test_a_list_that_another_server_finished_holds_up_no_other_shard(kept: Kept)
     assert Shard(3) in asked
 
 
+def test_a_sweep_ends_when_each_shard_has_been_swept(kept: Kept) -> None:
+    """Shards of two and three pages: one that is done does not begin again while another is under way."""
+    pages = {Shard(1): 2, Shard(2): 3}
+    looks: list[Shard] = []
+    forgotten: list[int] = []
+
+    class Pages(ClosedMessages):
+        def held_shards(self) -> Sequence[Shard]:
+            return list(pages)
+
+        def old(self, shard: Shard, after: int, before_ms: int, limit: int, rows: int) -> Any:
+            looks.append(shard)
+            page = after + 1
+            return [], None if page == pages[shard] else MessageNumber(page)
+
+        def forget(self, before_ms: int, limit: int) -> int:
+            forgotten.append(len(looks))
+            return 0
+
+    duty = Retention([Pages(kept.store.database, kept.store.leases)], None, kept.keep_ms, 100, kept.slept.append)
+    assert [duty.run_once() for _ in range(6)] == [True, True, False] * 2
+    assert looks == [1, 2, 1, 2, 2] * 2
+    assert forgotten == [0, 5]
+
+
 def test_millions_that_stay_are_passed_in_pages(kept: Kept) -> None:
     """What failed stays for ever, in front of all that may go."""
     failed = [_failed(kept.store) for _ in range(5)]

@@ -411,6 +411,13 @@ class TestTheRelay:
         assert (second.run_once(), receiver.got) == (0.0, ["a"])
         assert first.run_once() == IDLE_S  # it competes again, and finds the other one at work
 
+    def test_a_lease_of_a_clock_that_was_set_back_holds_up_nobody(self, store: OutboxStore, clock: ManualClock) -> None:
+        clock.advance(3600)
+        assert store.hold("killed", 10_000) is not None
+        clock.advance(-3600)
+        assert store.hold("next", 10_000) == clock()
+        assert store.hold("third", 10_000) is None
+
     def test_one_works_until_its_lease_ends(
         self, engine: sa.Engine, store: OutboxStore, receiver: Receiver, clock: ManualClock
     ) -> None:

@@ -41,6 +41,7 @@ class Producer:
             self.taken.append((topic, value))
 
     def poll(self, _seconds: float) -> None:
+        """Serve what was answered. Also by `flush`."""
         answers, self._answers = self._answers, []
         for on_delivery, answer in answers:
             on_delivery(answer, None)
@@ -164,9 +165,16 @@ def test_a_record_that_the_library_cannot_read_is_damaged_and_holds_up_no_other(
 TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 
 
+def _in_a_batch() -> Callable[[str, bytes], Any]:
+    answers = [TOO_LARGE]
+    return lambda _topic, _value: answers.pop() if answers else None
+
+
 @pytest.mark.parametrize(
     ("reply_to", "takes", "taken"),
     [
+        # It was in a batch with one that is too large: alone, it is taken whole.
+        ("", _in_a_batch(), [("tmc.submit.orders.dead", b"{}")]),
         # Kafka never takes it whole: its place is kept without the body.
         ("", lambda _topic, value: TOO_LARGE if value else None, [("tmc.submit.orders.dead", b"")]),
         # The library cannot take the name: of what is refused, it goes to the dead ones.
