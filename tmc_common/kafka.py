@@ -1,4 +1,4 @@
-"""What librdkafka says of records, and how to ask it. Needs confluent_kafka."""
+"""The errors of librdkafka that are about a record, and a safe way to read headers. Needs confluent_kafka."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class KafkaForwarder:
             raise ForwarderUnavailable("[kafka] bootstrap is not set")
         self._producer: Producer | None = None
         self._is_over = False  # the producer takes nothing any more
-        self._lock = threading.Lock()  # whoever hands over, while another producer is made
+        self._lock = threading.Lock()  # nothing is handed over while another producer is made
         self._last_error = ""
         self._alone: Producer | None = None  # sends one record at a time
         self._stopping = threading.Event()

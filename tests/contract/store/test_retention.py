@@ -436,7 +436,7 @@ def test_a_sweep_ends_when_each_shard_has_been_swept(kept: Kept) -> None:
 
 
 def test_millions_that_stay_are_passed_in_pages(kept: Kept) -> None:
-    """What failed stays for ever, in front of all that may go."""
+    """Failed messages stay for ever, in front of all that may go."""
     failed = [_failed(kept.store) for _ in range(5)]
     gone = [_acked(kept.store) for _ in range(2)]
     kept.store.clock.advance(2 * DAY_MS / 1000)
