@@ -22,5 +22,5 @@ def headers_of(record: Any) -> Sequence[tuple[str, bytes | None]] | None:
     """
     try:
         return record.headers() or ()
-    except Exception:  # noqa: BLE001 - SystemError, from within the library
+    except (SystemError, UnicodeError):  # from within the library
         return None

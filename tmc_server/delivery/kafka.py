@@ -32,7 +32,7 @@ from tmc_server.metrics import METRICS
 log = EventLog("tmc.kafka")
 
 _PURGE_S = 1.0
-_AGAIN_S = 1.0
+_AGAIN_S = 2.0
 
 
 def count_brokers(settings: Mapping[str, Any], seconds: float) -> int:
@@ -108,9 +108,9 @@ class KafkaForwarder:
                 self._producer.poll(0.1)
                 if self._alone is not None:
                     self._alone.poll(0)
-            except Exception as exc:  # noqa: BLE001 - a fatal error, or a fault of ours in what it calls
+            except Exception:  # a fatal error, or a fault of ours in what it calls
                 self._is_over = True
-                log.warning("kafka_begins_again", "another producer for Kafka is made: %r", exc)
+                log.exception("kafka_begins_again", "another producer for Kafka is made")
                 self._stopping.wait(_AGAIN_S)
 
     def _renew(self) -> None:

@@ -299,7 +299,7 @@ class KafkaReader:
             except KafkaException as exc:  # the library itself refuses it
                 self._delivered(producer, outgoing, exc.args[0])
                 return
-            except Exception as exc:  # noqa: BLE001 - names and texts that the library cannot take, of whatever app
+            except (TypeError, ValueError, SystemError) as exc:  # names and texts that the library cannot take
                 self._delivered(producer, outgoing, KafkaError(KafkaError._INVALID_ARG, str(exc)))
                 return
 
